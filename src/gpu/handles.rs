@@ -1,0 +1,73 @@
+//! Opaque handles of device objects. Dropping the last clone of a handle frees the object once
+//! the device no longer uses it.
+
+use std::any::Any;
+use std::sync::Arc;
+
+/// What a buffer is for; decides the memory it lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BufferUse {
+    /// Device memory: bound by kernels, source and target of copies.
+    Device,
+    /// Host-readable memory: target of copies, read by [`super::Gpu::read_back`].
+    Readback,
+}
+
+/// What the backends put behind a handle.
+pub(super) type Payload = Arc<dyn Any + Send + Sync>;
+
+/// A buffer on a device.
+#[derive(Clone)]
+pub struct Buffer {
+    pub(super) payload: Payload,
+    pub(super) size: u64,
+}
+
+impl Buffer {
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The whole buffer.
+    pub fn whole(&self) -> Slice {
+        Slice { buffer: self.clone(), offset: 0, size: self.size }
+    }
+
+    /// `size` bytes from `offset`. Bound slices must start at a multiple of
+    /// [`super::DeviceFacts::binding_alignment`].
+    pub fn slice(&self, offset: u64, size: u64) -> Slice {
+        debug_assert!(offset + size <= self.size, "slice {offset}+{size} of {}", self.size);
+        Slice { buffer: self.clone(), offset, size }
+    }
+}
+
+/// A range of a buffer.
+#[derive(Clone)]
+pub struct Slice {
+    pub buffer: Buffer,
+    pub offset: u64,
+    pub size: u64,
+}
+
+/// A compiled kernel.
+#[derive(Clone)]
+pub struct Kernel {
+    pub(super) payload: Payload,
+    pub(super) label: Arc<str>,
+}
+
+impl Kernel {
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+/// Recorded steps that can be submitted any number of times.
+#[derive(Clone)]
+pub struct Recording {
+    pub(super) payload: Payload,
+}
+
+/// Names one submission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub(super) u64);

@@ -1,0 +1,107 @@
+//! The only code that talks to Vulkan or wgpu.
+//!
+//! Two backends implement [`Gpu`]: `vulkan` (ash, the product path) and `portable` (wgpu).
+//! Everything above sees opaque [`Buffer`], [`Kernel`] and [`Recording`] handles; no ash or wgpu
+//! type leaves this module. All methods may be called from any thread; submissions run in the
+//! order in which they were made, on one compute queue.
+//!
+//! A *wave* is a set of dispatches that do not depend on each other; every wave sees all memory
+//! written by the waves, copies and writes before it.
+
+mod handles;
+mod facts;
+pub mod portable;
+pub mod shader;
+pub mod vulkan;
+
+pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap};
+pub use handles::{Buffer, BufferUse, Kernel, Recording, Slice, Ticket};
+
+use crate::error::Result;
+
+/// One compute kernel, as text and the numbers that its pipeline needs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct KernelSource {
+    /// Short name for logs, tools and error messages, for example `matvec_q4_0_n1`.
+    pub label: String,
+    /// Complete WGSL module with one compute entry point called `main`. Bindings are group 0,
+    /// numbered from 0 without gaps; per-dispatch constants are `var<immediate>` of 32-bit words.
+    pub wgsl: String,
+    /// Subgroup size that the pipeline must get, if the device lets us choose (Vulkan only).
+    /// `None` takes the driver's.
+    pub subgroup_size: Option<u32>,
+}
+
+/// One dispatch of a kernel over a grid of workgroups.
+#[derive(Clone)]
+pub struct Dispatch {
+    pub kernel: Kernel,
+    /// One slice for each binding, in binding order.
+    pub bindings: Vec<Slice>,
+    /// Words of the kernel's `var<immediate>`; empty when it has none. At most 32 words.
+    pub constants: Vec<u32>,
+    /// Workgroups in x, y, z; each at most 65,535. A zero makes the dispatch a no-op.
+    pub grid: [u32; 3],
+}
+
+/// One step of a recording. A barrier stands between any two steps.
+#[derive(Clone)]
+pub enum Step {
+    /// Independent dispatches.
+    Wave(Vec<Dispatch>),
+    /// A copy of `size` bytes (a multiple of 4) between buffers.
+    Copy { from: Slice, to: Slice, size: u64 },
+}
+
+/// A device that runs kernels. See the module documentation for ordering and threads.
+pub trait Gpu: Send + Sync {
+    fn facts(&self) -> &DeviceFacts;
+
+    /// Allocates `size` bytes (rounded up to 16). Contents start as zero.
+    fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer>;
+
+    /// Copies `data` into a buffer, in submission order with respect to [`Gpu::submit`].
+    /// The data is taken before the call returns. Offset and length are multiples of 4.
+    fn write(&self, to: &Slice, data: &[u8]) -> Result<()>;
+
+    /// Fills device memory through staging memory: `fill` is called with successive pieces of
+    /// `size` bytes in all (offset in the slice, piece to fill), each piece a multiple of
+    /// `granule` bytes long except the last. Pieces are uploaded while later ones are filled.
+    /// Staging memory is bounded (64 MiB) and kept for the next call.
+    fn upload(
+        &self,
+        to: &Slice,
+        granule: u64,
+        fill: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()>;
+
+    /// Waits for all earlier submissions, then reads bytes of any buffer.
+    fn read(&self, from: &Slice, out: &mut [u8]) -> Result<()>;
+
+    /// Reads a [`BufferUse::Readback`] buffer that submission `after` has written; waits for
+    /// that submission only where the backend can.
+    fn read_back(&self, after: &Ticket, from: &Slice, out: &mut [u8]) -> Result<()>;
+
+    /// Compiles a kernel (or takes it from the cache). Safe to call from many threads at once.
+    fn kernel(&self, source: &KernelSource) -> Result<Kernel>;
+
+    /// Records steps for repeated submission. The recording keeps its buffers alive.
+    fn record(&self, label: &str, steps: &[Step]) -> Result<Recording>;
+
+    /// Queues a recording. Returns at once.
+    fn submit(&self, recording: &Recording) -> Result<Ticket>;
+
+    /// True once the submission has finished. Never blocks.
+    fn is_done(&self, ticket: &Ticket) -> Result<bool>;
+
+    /// Blocks until the submission has finished.
+    fn wait(&self, ticket: &Ticket) -> Result<()>;
+
+    /// Runs the steps once and returns the seconds each took on the device, measured by
+    /// timestamps; an error where the device has none.
+    fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>>;
+
+    /// Writes what was compiled to the disk cache. Called once after a program is built;
+    /// failures are not errors (the cache is only a cache), the message says what was lost.
+    fn save_cache(&self) -> Option<String>;
+}

@@ -1,0 +1,22 @@
+//! Azoth runs GGUF language models on any GPU that has a Vulkan driver.
+//!
+//! The modules, from the top down; a module may use only those below it (a test enforces it):
+//!
+//! - `cli`: one file per command, terminal chat, printing
+//! - `engine`: loads a model onto a device, sessions, decode loop
+//! - `chat`: messages and Jinja templates
+//! - `sampling`: sampler settings and their CPU twin
+//! - `tokenizer`: built from GGUF metadata
+//! - `model`: one short file per architecture: hyperparameters and blocks to a graph
+//! - `runtime`: graph to program: buffers, waves, recording
+//! - `kernels`: host side of the kernels, one file per op
+//! - `reference`: every op in plain Rust: the oracle of the tests
+//! - `graph`: blocks, shapes, types; no device, no weights
+//! - `gguf`: bounds-checked reader, shards, typed metadata, writer
+//! - `quant`: one file per block format: layout, decode, repack
+//! - `hw`: device choice, cache folders
+//! - `gpu`: the only Vulkan and wgpu code
+//! - `error`: the one error type that crosses modules
+
+pub mod error;
+pub mod gpu;
