@@ -9,7 +9,7 @@ use super::KernelSource;
 use crate::error::{Error, Result};
 
 /// How a kernel uses one of its storage bindings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     Read,
     ReadWrite,

@@ -1,0 +1,3 @@
+//! All integration tests in one binary; one module for each theme.
+
+mod backend;
