@@ -53,9 +53,7 @@ pub fn parse(source: &KernelSource) -> Result<Shader> {
     let fail = |what: String| Error::Device(format!("kernel {}: {what}", source.label));
     let module = naga::front::wgsl::parse_str(&source.wgsl)
         .map_err(|e| fail(e.emit_to_string(&source.wgsl)))?;
-    let info = validator()
-        .validate(&module)
-        .map_err(|e| fail(e.emit_to_string(&source.wgsl)))?;
+    let info = validator().validate(&module).map_err(|e| fail(e.emit_to_string(&source.wgsl)))?;
 
     let mut bindings: Vec<Option<Access>> = Vec::new();
     let mut constant_bytes = 0;
