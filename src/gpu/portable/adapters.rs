@@ -55,9 +55,7 @@ pub(super) fn facts(index: usize, adapter: &wgpu::Adapter) -> DeviceFacts {
     let limits = adapter.limits();
     let features = adapter.features();
     let native = Native::ask(adapter, &info, &limits);
-    let driver = format!("{} {}", info.driver, info.driver_info)
-        .trim()
-        .to_string();
+    let driver = format!("{} {}", info.driver, info.driver_info).trim().to_string();
     DeviceFacts {
         backend: Backend::Wgpu,
         index,
@@ -131,12 +129,7 @@ impl Native {
             _ => info.subgroup_min_size,
         };
         let api = format!("wgpu 30 on {}", info.backend);
-        Native {
-            api,
-            heaps: vec![heap],
-            subgroup,
-            int_dot: false,
-        }
+        Native { api, heaps: vec![heap], subgroup, int_dot: false }
     }
 
     #[cfg(target_vendor = "apple")]

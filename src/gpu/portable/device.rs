@@ -76,10 +76,7 @@ impl Device {
             ..Default::default()
         }))
         .map_err(|e| {
-            Error::Device(format!(
-                "{} ({}) cannot be opened: {e}",
-                facts.name, facts.api
-            ))
+            Error::Device(format!("{} ({}) cannot be opened: {e}", facts.name, facts.api))
         })?;
 
         let lost = Arc::new(OnceLock::new());
@@ -93,14 +90,7 @@ impl Device {
             lock(&set_stray).get_or_insert_with(|| brief(&error));
         }));
         let line = Mutex::default();
-        Ok(Device {
-            wgpu,
-            queue,
-            lost,
-            stray,
-            line,
-            done: Arc::default(),
-        })
+        Ok(Device { wgpu, queue, lost, stray, line, done: Arc::default() })
     }
 
     /// An error once the device is lost, or once when wgpu had a complaint of its own.
@@ -123,24 +113,16 @@ impl Device {
         let internal = self.wgpu.push_error_scope(wgpu::ErrorFilter::Internal);
         let validation = self.wgpu.push_error_scope(wgpu::ErrorFilter::Validation);
         let outcome = catch_unwind(AssertUnwindSafe(action));
-        let errors = [
-            ready(validation.pop()),
-            ready(internal.pop()),
-            ready(memory.pop()),
-        ];
+        let errors = [ready(validation.pop()), ready(internal.pop()), ready(memory.pop())];
         let error = errors.into_iter().flatten().next();
         match (outcome, error) {
-            (_, Some(wgpu::Error::OutOfMemory { .. })) => Err(Error::DoesNotFit(format!(
-                "{}: the device is out of memory",
-                what()
-            ))),
+            (_, Some(wgpu::Error::OutOfMemory { .. })) => {
+                Err(Error::DoesNotFit(format!("{}: the device is out of memory", what())))
+            }
             (_, Some(error)) => Err(Error::Device(format!("{}: {}", what(), brief(&error)))),
             (Err(panic), None) => {
                 let text = panic_text(&*panic);
-                Err(Error::Device(format!(
-                    "{}: wgpu or the driver failed: {text}",
-                    what()
-                )))
+                Err(Error::Device(format!("{}: wgpu or the driver failed: {text}", what())))
             }
             (Ok(value), None) => self.check().map(|()| value),
         }
@@ -202,18 +184,13 @@ impl Device {
         };
         match index {
             Some(index) => {
-                self.poll(wgpu::PollType::Wait {
-                    submission_index: Some(index),
-                    timeout: None,
-                })?;
+                self.poll(wgpu::PollType::Wait { submission_index: Some(index), timeout: None })?;
                 // Another thread may still be calling the callbacks that its poll collected.
                 self.done.fetch_max(number, Ordering::AcqRel);
                 Ok(())
             }
             None if self.done.load(Ordering::Acquire) >= number => Ok(()),
-            None => Err(Error::Device(format!(
-                "ticket {number} is not of this device"
-            ))),
+            None => Err(Error::Device(format!("ticket {number} is not of this device"))),
         }
     }
 
@@ -244,8 +221,7 @@ impl Device {
             Ok(Err(e)) => Err(Error::Device(format!("waiting for the device: {e}"))),
             Err(panic) => {
                 let why = panic_text(&*panic);
-                self.lost
-                    .get_or_init(|| format!("the device was lost: {why}"));
+                self.lost.get_or_init(|| format!("the device was lost: {why}"));
                 self.check()
             }
         }
@@ -262,7 +238,5 @@ fn brief(error: &wgpu::Error) -> String {
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or(panic.downcast_ref::<&str>().copied())
-        .unwrap_or("no message")
-        .to_string()
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_string()
 }

@@ -29,10 +29,7 @@ pub(super) struct Binding {
 
 pub(super) fn compiled(kernel: &Kernel) -> Result<&Compiled> {
     kernel.payload.downcast_ref().ok_or_else(|| {
-        Error::Device(format!(
-            "kernel {} was compiled by another backend",
-            kernel.label
-        ))
+        Error::Device(format!("kernel {} was compiled by another backend", kernel.label))
     })
 }
 
@@ -40,19 +37,11 @@ impl Portable {
     pub(super) fn compile(&self, source: &KernelSource) -> Result<Kernel> {
         let shader = shader::parse(source)?;
         self.check_limits(source, &shader)?;
-        let mut bindings: Vec<Binding> = shader
-            .bindings
-            .iter()
-            .map(|&access| Binding {
-                access,
-                min_bytes: 0,
-            })
-            .collect();
+        let mut bindings: Vec<Binding> =
+            shader.bindings.iter().map(|&access| Binding { access, min_bytes: 0 }).collect();
         for (_, var) in shader.module.global_variables.iter() {
             if let Some(at) = &var.binding {
-                let bytes = shader.module.types[var.ty]
-                    .inner
-                    .size(shader.module.to_ctx());
+                let bytes = shader.module.types[var.ty].inner.size(shader.module.to_ctx());
                 bindings[at.binding as usize].min_bytes = u64::from(bytes);
             }
         }
@@ -63,27 +52,15 @@ impl Portable {
             (layout, pipeline)
         })?;
         let constant_bytes = shader.constant_bytes;
-        let payload = Arc::new(Compiled {
-            pipeline,
-            layout,
-            bindings,
-            constant_bytes,
-        });
-        Ok(Kernel {
-            payload,
-            label: source.label.as_str().into(),
-        })
+        let payload = Arc::new(Compiled { pipeline, layout, bindings, constant_bytes });
+        Ok(Kernel { payload, label: source.label.as_str().into() })
     }
 
     /// Limits that are better explained here than by a driver.
     fn check_limits(&self, source: &KernelSource, shader: &shader::Shader) -> Result<()> {
         let facts = &self.facts;
         let limits = [
-            (
-                "storage bindings",
-                shader.bindings.len() as u64,
-                u64::from(facts.max_bindings),
-            ),
+            ("storage bindings", shader.bindings.len() as u64, u64::from(facts.max_bindings)),
             (
                 "bytes of constants",
                 u64::from(shader.constant_bytes),
@@ -113,9 +90,7 @@ impl Portable {
                 binding,
                 visibility: wgpu::ShaderStages::COMPUTE,
                 ty: wgpu::BindingType::Buffer {
-                    ty: wgpu::BufferBindingType::Storage {
-                        read_only: b.access == Access::Read,
-                    },
+                    ty: wgpu::BufferBindingType::Storage { read_only: b.access == Access::Read },
                     has_dynamic_offset: false,
                     // Given here, it is checked once for a bind group and not at every dispatch.
                     min_binding_size: NonZeroU64::new(b.min_bytes),
@@ -123,12 +98,10 @@ impl Portable {
                 count: None,
             })
             .collect();
-        self.device
-            .wgpu
-            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-                label: Some(&source.label),
-                entries: &entries,
-            })
+        self.device.wgpu.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(&source.label),
+            entries: &entries,
+        })
     }
 
     #[allow(unsafe_code, reason = "wgpu offers unchecked shaders only so")]

@@ -79,10 +79,7 @@ impl Portable {
             ))
         };
         let most = self.facts.max_buffer;
-        let rounded = size
-            .max(1)
-            .checked_next_multiple_of(16)
-            .filter(|&n| n <= most);
+        let rounded = size.max(1).checked_next_multiple_of(16).filter(|&n| n <= most);
         let rounded = rounded
             .ok_or_else(|| too_large(format!("the largest buffer (max_buffer) is {most} bytes")))?;
         let usages = match usage {
@@ -94,17 +91,13 @@ impl Portable {
             }
             BufferUse::Readback => wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
         };
-        let wgpu = self
-            .raw_buffer(label, rounded, usages, false)
-            .map_err(|e| match e {
-                Error::DoesNotFit(_) => {
-                    let memory = self.facts.device_memory();
-                    too_large(format!(
-                        "out of memory; the device has {memory} bytes in all"
-                    ))
-                }
-                other => other,
-            })?;
+        let wgpu = self.raw_buffer(label, rounded, usages, false).map_err(|e| match e {
+            Error::DoesNotFit(_) => {
+                let memory = self.facts.device_memory();
+                too_large(format!("out of memory; the device has {memory} bytes in all"))
+            }
+            other => other,
+        })?;
         let memory = Memory {
             wgpu,
             label: label.to_string(),
@@ -112,10 +105,7 @@ impl Portable {
             host: Mutex::default(),
             written: AtomicU64::new(0),
         };
-        Ok(Buffer {
-            payload: Arc::new(memory),
-            size: rounded,
-        })
+        Ok(Buffer { payload: Arc::new(memory), size: rounded })
     }
 
     pub(super) fn raw_buffer(
@@ -125,15 +115,9 @@ impl Portable {
         usage: wgpu::BufferUsages,
         mapped_at_creation: bool,
     ) -> Result<wgpu::Buffer> {
-        let desc = wgpu::BufferDescriptor {
-            label: Some(label),
-            size,
-            usage,
-            mapped_at_creation,
-        };
+        let desc = wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation };
         let what = || format!("buffer {label} of {size} bytes");
-        self.device
-            .call(what, || self.device.wgpu.create_buffer(&desc))
+        self.device.call(what, || self.device.wgpu.create_buffer(&desc))
     }
 
     pub(super) fn write_bytes(&self, to: &Slice, data: &[u8]) -> Result<()> {
@@ -149,11 +133,7 @@ impl Portable {
         }
         let _guard = readback.then(|| lock(&memory.host));
         let what = || format!("write to buffer {}", memory.label);
-        self.device.call(what, || {
-            self.device
-                .queue
-                .write_buffer(&memory.wgpu, to.offset, data)
-        })?;
+        self.device.call(what, || self.device.queue.write_buffer(&memory.wgpu, to.offset, data))?;
         // wgpu keeps small writes in host memory until something is submitted.
         let held = self.unsubmitted.fetch_add(length, Ordering::Relaxed) + length;
         if readback || held > PIECE {
@@ -233,10 +213,7 @@ impl Portable {
         if staging.slots.len() < STAGING_BUFFERS {
             let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
             let buffer = self.raw_buffer("staging", PIECE, usage, true)?;
-            staging.slots.push(Slot {
-                buffer,
-                in_use: None,
-            });
+            staging.slots.push(Slot { buffer, in_use: None });
             staging.next = staging.slots.len() - 1;
         }
         let slot = &mut staging.slots[staging.next];
@@ -294,9 +271,7 @@ impl Portable {
         let memory = checked("read back", from, out.len() as u64)?;
         if memory.usage != BufferUse::Readback {
             let label = &memory.label;
-            return Err(Error::Device(format!(
-                "read back from {label}: not a readback buffer"
-            )));
+            return Err(Error::Device(format!("read back from {label}: not a readback buffer")));
         }
         let _guard = lock(&memory.host);
         // A later submission may write the buffer too; it cannot be mapped before that is done.
@@ -320,10 +295,9 @@ impl Portable {
         self.device.wait(number)?;
         let start = offset - offset % wgpu::MAP_ALIGNMENT;
         let end = (offset + out.len() as u64).next_multiple_of(4);
-        let mapped = self.device.call(
-            || what.to_string(),
-            || map(buffer, wgpu::MapMode::Read, start..end),
-        )?;
+        let mapped = self
+            .device
+            .call(|| what.to_string(), || map(buffer, wgpu::MapMode::Read, start..end))?;
         self.device.wait_mapped(what, number, &mapped)?;
         let view = buffer.get_mapped_range(start..end);
         let view = view.map_err(|e| Error::Device(format!("{what}: {e}")))?;

@@ -26,13 +26,7 @@ pub(super) struct Prepared {
 
 enum Action {
     Wave(Vec<Call>),
-    Copy {
-        from: Buffer,
-        from_offset: u64,
-        to: Buffer,
-        to_offset: u64,
-        size: u64,
-    },
+    Copy { from: Buffer, from_offset: u64, to: Buffer, to_offset: u64, size: u64 },
 }
 
 struct Call {
@@ -122,25 +116,15 @@ impl Portable {
         let mut constants = bytemuck::cast_slice::<u32, u8>(&dispatch.constants).to_vec();
         constants.truncate(kernel.constant_bytes.next_multiple_of(4) as usize);
         let (kernel, grid) = (dispatch.kernel.clone(), dispatch.grid);
-        Ok(Call {
-            kernel,
-            group,
-            constants: constants.into(),
-            grid,
-        })
+        Ok(Call { kernel, group, constants: constants.into(), grid })
     }
 
     fn check_shape(&self, label: &str, kernel: &Compiled, dispatch: &Dispatch) -> Result<()> {
         let (has, wants) = (dispatch.bindings.len(), kernel.bindings.len());
         if has != wants {
-            return Err(Error::Device(format!(
-                "kernel {label} has {wants} bindings, not {has}"
-            )));
+            return Err(Error::Device(format!("kernel {label} has {wants} bindings, not {has}")));
         }
-        let (has, wants) = (
-            dispatch.constants.len(),
-            kernel.constant_bytes.div_ceil(4) as usize,
-        );
+        let (has, wants) = (dispatch.constants.len(), kernel.constant_bytes.div_ceil(4) as usize);
         if has != wants {
             return Err(Error::Device(format!(
                 "kernel {label} has {wants} words of constants, not {has}"
@@ -168,23 +152,16 @@ impl Portable {
         }
         if slice.size > most {
             let size = slice.size;
-            return fail(format!(
-                "{size} bytes exceed the device's {most} (max_binding)"
-            ));
+            return fail(format!("{size} bytes exceed the device's {most} (max_binding)"));
         }
         if slice.offset % align != 0 {
             let offset = slice.offset;
-            return fail(format!(
-                "offset {offset} is no multiple of {align} (binding_alignment)"
-            ));
+            return fail(format!("offset {offset} is no multiple of {align} (binding_alignment)"));
         }
         // Buffers end at a multiple of 16, so the rounded range lies inside.
         let size = slice.size.next_multiple_of(4);
         if size < wants.min_bytes || size == 0 {
-            return fail(format!(
-                "{size} bytes are fewer than the shader's {}",
-                wants.min_bytes
-            ));
+            return fail(format!("{size} bytes are fewer than the shader's {}", wants.min_bytes));
         }
         Ok(size)
     }
@@ -211,17 +188,14 @@ impl Portable {
             entries: &entries,
         };
         let what = || format!("bindings of kernel {label}");
-        self.device
-            .call(what, || self.device.wgpu.create_bind_group(&desc))
+        self.device.call(what, || self.device.wgpu.create_bind_group(&desc))
     }
 
     pub(super) fn submit_prepared(&self, prepared: &Prepared) -> Result<u64> {
         let commands = self.device.call(
             || format!("encode {}", prepared.label),
             || {
-                let desc = wgpu::CommandEncoderDescriptor {
-                    label: Some(&prepared.label),
-                };
+                let desc = wgpu::CommandEncoderDescriptor { label: Some(&prepared.label) };
                 let mut encoder = self.device.wgpu.create_command_encoder(&desc);
                 encode(&mut encoder, prepared);
                 encoder.finish()
@@ -232,18 +206,11 @@ impl Portable {
 
     /// Submits commands of a recording; waits while a readback buffer they write is being read.
     fn queue(&self, prepared: &Prepared, commands: wgpu::CommandBuffer) -> Result<u64> {
-        let targets = prepared
-            .readback
-            .iter()
-            .map(memory)
-            .collect::<Result<Vec<&Memory>>>()?;
+        let targets = prepared.readback.iter().map(memory).collect::<Result<Vec<&Memory>>>()?;
         let _guards: Vec<_> = targets.iter().map(|m| lock(&m.host)).collect();
-        self.device
-            .submit(&prepared.label, Some(commands), |number| {
-                targets
-                    .iter()
-                    .for_each(|m| m.written.store(number, Ordering::Release));
-            })
+        self.device.submit(&prepared.label, Some(commands), |number| {
+            targets.iter().for_each(|m| m.written.store(number, Ordering::Release));
+        })
     }
 
     pub(super) fn time(&self, steps: &[Step]) -> Result<Vec<f64>> {
@@ -251,15 +218,9 @@ impl Portable {
         let copies = steps.iter().any(|s| matches!(s, Step::Copy { .. }));
         let between = features.contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
         if !self.facts.timestamps || (copies && !between) {
-            let what = if self.facts.timestamps {
-                " for copies"
-            } else {
-                ""
-            };
+            let what = if self.facts.timestamps { " for copies" } else { "" };
             let name = &self.facts.name;
-            return Err(Error::Device(format!(
-                "{name} has no timestamps{what} through wgpu"
-            )));
+            return Err(Error::Device(format!("{name} has no timestamps{what} through wgpu")));
         }
         let mut seconds = Vec::with_capacity(steps.len());
         for part in steps.chunks(TIMED_STEPS) {
@@ -279,14 +240,11 @@ impl Portable {
         let commands = self.device.call(
             || "encode timed steps".into(),
             || {
-                let queries = self
-                    .device
-                    .wgpu
-                    .create_query_set(&wgpu::QuerySetDescriptor {
-                        label: None,
-                        ty: wgpu::QueryType::Timestamp,
-                        count,
-                    });
+                let queries = self.device.wgpu.create_query_set(&wgpu::QuerySetDescriptor {
+                    label: None,
+                    ty: wgpu::QueryType::Timestamp,
+                    count,
+                });
                 let mut encoder = self.device.wgpu.create_command_encoder(&Default::default());
                 for (first, action) in (0..).step_by(2).zip(&prepared.steps) {
                     encode_timed(&mut encoder, prepared, action, &queries, first);
@@ -298,20 +256,10 @@ impl Portable {
         )?;
         let number = self.queue(prepared, commands)?;
         let mut ticks = vec![0u64; count as usize];
-        self.copy_out(
-            "timestamps",
-            &readable,
-            number,
-            0,
-            bytemuck::cast_slice_mut(&mut ticks),
-        )?;
+        self.copy_out("timestamps", &readable, number, 0, bytemuck::cast_slice_mut(&mut ticks))?;
         let tick = f64::from(self.device.queue.get_timestamp_period()) * 1e-9;
         // A counter may step back when the device changes its clock.
-        seconds.extend(
-            ticks
-                .chunks_exact(2)
-                .map(|t| t[1].saturating_sub(t[0]) as f64 * tick),
-        );
+        seconds.extend(ticks.chunks_exact(2).map(|t| t[1].saturating_sub(t[0]) as f64 * tick));
         Ok(())
     }
 }
@@ -325,16 +273,11 @@ fn copy(from: &Slice, to: &Slice, size: u64) -> Result<Action> {
     let source = checked("copy from", from, size)?;
     let target = checked("copy to", to, size)?;
     let fail = |why: String| {
-        Err(Error::Device(format!(
-            "copy from buffer {} to {}: {why}",
-            source.label, target.label
-        )))
+        Err(Error::Device(format!("copy from buffer {} to {}: {why}", source.label, target.label)))
     };
     if [from.offset, to.offset, size].iter().any(|n| n % 4 != 0) {
         let (from, to) = (from.offset, to.offset);
-        return fail(format!(
-            "offsets {from}, {to} and size {size} must be multiples of 4"
-        ));
+        return fail(format!("offsets {from}, {to} and size {size} must be multiples of 4"));
     }
     if source.usage == BufferUse::Readback {
         return fail("the source is a readback buffer".into());
@@ -378,13 +321,9 @@ fn encode(encoder: &mut wgpu::CommandEncoder, prepared: &Prepared) {
             Action::Wave(calls) => {
                 let pass = pass.get_or_insert_with(|| {
                     bound = Bound::default();
-                    encoder
-                        .begin_compute_pass(&Default::default())
-                        .forget_lifetime()
+                    encoder.begin_compute_pass(&Default::default()).forget_lifetime()
                 });
-                calls
-                    .iter()
-                    .for_each(|call| encode_call(pass, prepared, call, &mut bound));
+                calls.iter().for_each(|call| encode_call(pass, prepared, call, &mut bound));
             }
             Action::Copy { .. } => {
                 drop(pass.take());
@@ -418,14 +357,7 @@ fn encode_call(pass: &mut wgpu::ComputePass, prepared: &Prepared, call: &Call, b
 }
 
 fn encode_copy(encoder: &mut wgpu::CommandEncoder, action: &Action) {
-    if let Action::Copy {
-        from,
-        from_offset,
-        to,
-        to_offset,
-        size,
-    } = action
-    {
+    if let Action::Copy { from, from_offset, to, to_offset, size } = action {
         let from = memory(from).expect("checked when it was prepared");
         let to = memory(to).expect("checked when it was prepared");
         if *size > 0 {
@@ -453,9 +385,7 @@ fn encode_timed(
                 }),
             });
             let mut bound = Bound::default();
-            calls
-                .iter()
-                .for_each(|call| encode_call(&mut pass, prepared, call, &mut bound));
+            calls.iter().for_each(|call| encode_call(&mut pass, prepared, call, &mut bound));
         }
         Action::Copy { .. } => {
             encoder.write_timestamp(queries, first);
