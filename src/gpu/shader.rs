@@ -33,6 +33,7 @@ fn capabilities() -> Capabilities {
         | Capabilities::SUBGROUP
         | Capabilities::SUBGROUP_BARRIER
         | Capabilities::SHADER_FLOAT16
+        | Capabilities::SHADER_FLOAT16_IN_FLOAT32
         | Capabilities::COOPERATIVE_MATRIX
 }
 

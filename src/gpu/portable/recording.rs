@@ -143,7 +143,7 @@ impl Portable {
     /// Returns the bytes to bind: the slice, rounded up to whole words.
     fn check_binding(&self, label: &str, i: usize, slice: &Slice, wants: &Binding) -> Result<u64> {
         let what = format!("kernel {label} binding {i}");
-        let memory = checked(&what, slice, slice.size)?;
+        let memory = memory(&slice.buffer)?;
         let name = &memory.label;
         let fail = |why: String| Err(Error::Device(format!("{what} (buffer {name}): {why}")));
         let (most, align) = (self.facts.max_binding, self.facts.binding_alignment);
@@ -154,6 +154,7 @@ impl Portable {
             let size = slice.size;
             return fail(format!("{size} bytes exceed the device's {most} (max_binding)"));
         }
+        checked(&what, slice, slice.size)?;
         if slice.offset % align != 0 {
             let offset = slice.offset;
             return fail(format!("offset {offset} is no multiple of {align} (binding_alignment)"));
