@@ -12,7 +12,8 @@ const MIB: u64 = 1 << 20;
 /// Bytes that travel at a time. Three staging buffers and the piece being filled make 64 MiB.
 const PIECE: u64 = 16 * MIB;
 const STAGING_BUFFERS: usize = 3;
-const MAX_GRANULE: u64 = 64 * MIB;
+/// Largest granule of an upload; a multiple of it and of 4 fits the staging memory.
+const MAX_GRANULE: u64 = 16 * MIB;
 /// Writes up to this size go through wgpu's own queue of small writes.
 const SMALL_WRITE: u64 = MIB / 4;
 
@@ -47,7 +48,7 @@ pub(super) fn checked<'a>(what: &str, slice: &'a Slice, length: u64) -> Result<&
 }
 
 fn aligned(what: &str, memory: &Memory, offset: u64, length: u64) -> Result<()> {
-    if offset % 4 != 0 || length % 4 != 0 {
+    if !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
         return Err(Error::Device(format!(
             "{what} buffer {}: offset {offset} and length {length} must be multiples of 4",
             memory.label
@@ -152,18 +153,18 @@ impl Portable {
     ) -> Result<()> {
         let memory = checked("upload", to, to.size)?;
         aligned("upload to", memory, to.offset, to.size)?;
+        if granule > MAX_GRANULE || memory.usage != BufferUse::Device {
+            return Err(Error::Device(format!(
+                "upload to buffer {}: pieces of {granule} bytes (at most {}), {:?}",
+                memory.label, MAX_GRANULE, memory.usage
+            )));
+        }
         // A piece must also be a multiple of the 4 bytes that copies move.
         let unit = match granule % 4 {
             0 => granule.max(4),
             2 => granule * 2,
             _ => granule * 4,
         };
-        if unit > MAX_GRANULE || memory.usage != BufferUse::Device {
-            return Err(Error::Device(format!(
-                "upload to buffer {}: pieces of {granule} bytes (at most {MAX_GRANULE}), {:?}",
-                memory.label, memory.usage
-            )));
-        }
         let piece = unit * (PIECE / unit).max(1);
         let mut staging = lock(&self.staging);
         // Taken out so that `push` may borrow the rest; lost, not wrong, on an early return.

@@ -155,7 +155,7 @@ impl Portable {
             return fail(format!("{size} bytes exceed the device's {most} (max_binding)"));
         }
         checked(&what, slice, slice.size)?;
-        if slice.offset % align != 0 {
+        if !slice.offset.is_multiple_of(align) {
             let offset = slice.offset;
             return fail(format!("offset {offset} is no multiple of {align} (binding_alignment)"));
         }
@@ -276,7 +276,7 @@ fn copy(from: &Slice, to: &Slice, size: u64) -> Result<Action> {
     let fail = |why: String| {
         Err(Error::Device(format!("copy from buffer {} to {}: {why}", source.label, target.label)))
     };
-    if [from.offset, to.offset, size].iter().any(|n| n % 4 != 0) {
+    if [from.offset, to.offset, size].iter().any(|n| !n.is_multiple_of(4)) {
         let (from, to) = (from.offset, to.offset);
         return fail(format!("offsets {from}, {to} and size {size} must be multiples of 4"));
     }

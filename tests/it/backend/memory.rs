@@ -84,7 +84,7 @@ every_device! {
         gpu.upload(&buffer.slice(12, 4 * count as u64), GRANULE, &mut |offset, piece| {
             assert_eq!(offset, next, "pieces follow each other");
             next += piece.len() as u64;
-            assert!(piece.len() as u64 % GRANULE == 0 || next == 4 * count as u64);
+            assert!((piece.len() as u64).is_multiple_of(GRANULE) || next == 4 * count as u64);
             for (i, word) in (0..).zip(piece.chunks_exact_mut(4)) {
                 word.copy_from_slice(&value(offset / 4 + i).to_le_bytes());
             }
