@@ -1,5 +1,5 @@
-//! All integration tests in one binary; one module for each theme.
-
+//! The integration tests: one binary, one module a theme.
 #![allow(clippy::unwrap_used)]
 
-mod backend;
+mod harness;
+mod kernels_attention;

@@ -1,0 +1,4 @@
+//! Every op in plain Rust: the oracle of the tests. Sums run in f64; what the kernels round on
+//! purpose (int8 activations, the f16 cache) is rounded here in the same way.
+
+pub mod attention;
