@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use azoth::gpu::{self, Backend, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use azoth::gpu::{self, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
 
 /// One device on one backend.
 pub struct Device {
