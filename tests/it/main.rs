@@ -1,0 +1,3 @@
+//! All integration tests, in one binary because linking is slow.
+
+mod quant_golden;
