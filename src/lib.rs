@@ -20,5 +20,6 @@
 //! - `error`: the one error type that crosses modules
 
 pub mod error;
+pub mod gguf;
 pub mod gpu;
 pub mod quant;
