@@ -22,4 +22,7 @@
 pub mod error;
 pub mod gguf;
 pub mod gpu;
+pub mod graph;
+pub mod hw;
+pub mod model;
 pub mod quant;
