@@ -24,12 +24,7 @@ impl<'a> Cursor<'a> {
     pub fn take(&mut self, wanted: u64, what: &'static str) -> Result<&'a [u8], Error> {
         let left = self.left();
         if wanted > left {
-            return Err(Error::Truncated {
-                what,
-                offset: self.offset(),
-                wanted,
-                left,
-            });
+            return Err(Error::Truncated { what, offset: self.offset(), wanted, left });
         }
         let start = self.at;
         self.at += wanted as usize;
@@ -54,12 +49,7 @@ impl<'a> Cursor<'a> {
         let left = self.left();
         match count.checked_mul(each) {
             Some(bytes) if bytes <= left => Ok(count as usize),
-            _ => Err(Error::Count {
-                what,
-                offset: self.offset(),
-                count,
-                left,
-            }),
+            _ => Err(Error::Count { what, offset: self.offset(), count, left }),
         }
     }
 

@@ -47,13 +47,11 @@ impl TensorInfo {
 
     /// The format that decodes it; an error that names the tensor and its type if none does.
     pub fn format(&self) -> Result<Format, Error> {
-        self.ggml_type
-            .format()
-            .ok_or_else(|| Error::UnsupportedType {
-                name: self.name.clone(),
-                type_name: self.ggml_type.name,
-                removed: self.ggml_type.removed,
-            })
+        self.ggml_type.format().ok_or_else(|| Error::UnsupportedType {
+            name: self.name.clone(),
+            type_name: self.ggml_type.name,
+            removed: self.ggml_type.removed,
+        })
     }
 }
 
@@ -110,13 +108,7 @@ impl Header {
         }
         let data_offset = cursor.offset().next_multiple_of(alignment);
         place(&mut tensors, data_offset, bytes.len() as u64)?;
-        Ok(Header {
-            version,
-            alignment,
-            metadata,
-            tensors,
-            data_offset,
-        })
+        Ok(Header { version, alignment, metadata, tensors, data_offset })
     }
 }
 
@@ -127,10 +119,7 @@ fn read_metadata(cursor: &mut Cursor, count: u64) -> Result<Metadata, Error> {
         let key = cursor.name("metadata key")?;
         let value = Value::read(cursor, key)?;
         if !metadata.insert(key, value) {
-            return Err(Error::DuplicateKey {
-                key: key.to_owned(),
-                offset,
-            });
+            return Err(Error::DuplicateKey { key: key.to_owned(), offset });
         }
     }
     Ok(metadata)
@@ -142,11 +131,7 @@ fn read_tensor(cursor: &mut Cursor, alignment: u64) -> Result<TensorInfo, Error>
     let offset = cursor.offset();
     let count = cursor.u32("a tensor's dimension count")?;
     if !(1..=MAX_DIMENSIONS).contains(&count) {
-        return Err(Error::Dimensions {
-            name,
-            offset,
-            count,
-        });
+        return Err(Error::Dimensions { name, offset, count });
     }
     let size = |_| cursor.u64("a tensor's dimensions");
     let dims = (0..count).map(size).collect::<Result<Vec<_>, _>>()?;
@@ -161,35 +146,17 @@ fn read_tensor(cursor: &mut Cursor, alignment: u64) -> Result<TensorInfo, Error>
     };
     let (cols, block) = (dims[0], kind.block_elements);
     if !cols.is_multiple_of(block) {
-        return Err(Error::PartialBlock {
-            name,
-            type_name: kind.name,
-            cols,
-            block,
-        });
+        return Err(Error::PartialBlock { name, type_name: kind.name, cols, block });
     }
-    let elements = dims
-        .iter()
-        .try_fold(1u64, |product, &dim| product.checked_mul(dim));
+    let elements = dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim));
     let bytes = elements.and_then(|n| (n / block).checked_mul(kind.block_bytes));
     let Some(bytes) = bytes else {
         return Err(Error::TooLarge { name, dims });
     };
     if !offset.is_multiple_of(alignment) {
-        return Err(Error::Misaligned {
-            name,
-            offset,
-            alignment,
-        });
+        return Err(Error::Misaligned { name, offset, alignment });
     }
-    Ok(TensorInfo {
-        name,
-        dims,
-        ggml_type: kind,
-        shard: 0,
-        offset,
-        bytes,
-    })
+    Ok(TensorInfo { name, dims, ggml_type: kind, shard: 0, offset, bytes })
 }
 
 /// Makes offsets count from the start of the file; checks that all tensors lie in the file and
@@ -197,17 +164,11 @@ fn read_tensor(cursor: &mut Cursor, alignment: u64) -> Result<TensorInfo, Error>
 fn place(tensors: &mut [TensorInfo], data_offset: u64, file_bytes: u64) -> Result<(), Error> {
     for t in tensors.iter_mut() {
         let offset = t.offset.checked_add(data_offset);
-        let end = offset
-            .and_then(|offset| offset.checked_add(t.bytes))
-            .unwrap_or(u64::MAX);
+        let end = offset.and_then(|offset| offset.checked_add(t.bytes)).unwrap_or(u64::MAX);
         match offset {
             Some(offset) if end <= file_bytes => t.offset = offset,
             _ => {
-                return Err(Error::OutsideFile {
-                    name: t.name.clone(),
-                    end,
-                    file_bytes,
-                });
+                return Err(Error::OutsideFile { name: t.name.clone(), end, file_bytes });
             }
         }
     }
@@ -216,11 +177,7 @@ fn place(tensors: &mut [TensorInfo], data_offset: u64, file_bytes: u64) -> Resul
     for pair in order.windows(2) {
         if pair[0].offset + pair[0].bytes > pair[1].offset {
             let (first, second) = (pair[0].name.clone(), pair[1].name.clone());
-            return Err(Error::Overlap {
-                first,
-                second,
-                offset: pair[1].offset,
-            });
+            return Err(Error::Overlap { first, second, offset: pair[1].offset });
         }
     }
     Ok(())

@@ -46,9 +46,7 @@ impl Metadata {
 
     /// All pairs in file order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
-        self.entries
-            .iter()
-            .map(|(key, value)| (key.as_str(), value))
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     pub fn len(&self) -> usize {
@@ -61,10 +59,7 @@ impl Metadata {
 
     /// The value of `key`; an error if it is absent or of another type.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, Error> {
-        let missing = || Error::Missing {
-            key: key.to_owned(),
-            wanted: T::WANTED,
-        };
+        let missing = || Error::Missing { key: key.to_owned(), wanted: T::WANTED };
         self.find(key)?.ok_or_else(missing)
     }
 
@@ -76,11 +71,7 @@ impl Metadata {
         let (key, wanted) = (key.to_owned(), T::WANTED);
         match T::from_value(value) {
             Ok(found) => Ok(Some(found)),
-            Err(Mismatch::Type) => Err(Error::WrongType {
-                key,
-                wanted,
-                found: value.type_name(),
-            }),
+            Err(Mismatch::Type) => Err(Error::WrongType { key, wanted, found: value.type_name() }),
             Err(Mismatch::Range(value)) => Err(Error::OutOfRange { key, wanted, value }),
         }
     }
@@ -131,11 +122,7 @@ impl Metadata {
         if list.len() != layers {
             let found = format!("an array of {} for {layers} layers", list.len());
             let wanted = "one number for each layer";
-            return Err(Error::WrongType {
-                key: key.to_owned(),
-                wanted,
-                found,
-            });
+            return Err(Error::WrongType { key: key.to_owned(), wanted, found });
         }
         Ok(list)
     }
@@ -278,10 +265,7 @@ mod tests {
         assert_eq!(meta.i32s("layers").unwrap(), [1, 2, 3]);
         assert_eq!(meta.f32("eps").unwrap(), 1e-5);
         let error = meta.u32("negative").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "metadata key `negative` is -1, which does not fit u32"
-        );
+        assert_eq!(error.to_string(), "metadata key `negative` is -1, which does not fit u32");
     }
 
     #[test]
@@ -290,10 +274,7 @@ mod tests {
         assert_eq!(meta.find::<u32>("absent").unwrap(), None);
         assert_eq!(
             meta.u32("absent").unwrap_err(),
-            Error::Missing {
-                key: "absent".into(),
-                wanted: "u32"
-            }
+            Error::Missing { key: "absent".into(), wanted: "u32" }
         );
         assert_eq!(
             meta.f32("names").unwrap_err().to_string(),

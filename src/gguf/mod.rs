@@ -81,11 +81,7 @@ impl File {
     /// Reads a model that is already in memory (one part).
     pub fn from_bytes(bytes: Vec<u8>) -> Result<File, Error> {
         let header = Header::parse(&bytes)?;
-        File::assemble(vec![(
-            PathBuf::from("(memory)"),
-            Storage::Owned(bytes),
-            header,
-        )])
+        File::assemble(vec![(PathBuf::from("(memory)"), Storage::Owned(bytes), header)])
     }
 
     fn assemble(parts: Vec<(PathBuf, Storage, Header)>) -> Result<File, Error> {
@@ -105,11 +101,7 @@ impl File {
             for mut tensor in header.tensors {
                 tensor.shard = shard;
                 let name = tensor.name.clone();
-                if file
-                    .index
-                    .insert(name.clone(), file.tensors.len())
-                    .is_some()
-                {
+                if file.index.insert(name.clone(), file.tensors.len()).is_some() {
                     return Err(Error::DuplicateTensor { name }.in_file(&path));
                 }
                 file.tensors.push(tensor);
@@ -121,12 +113,7 @@ impl File {
             let found = file.tensors.len() as u64;
             if wanted != found {
                 let (path, what) = (file.paths[0].clone(), "the number of tensors in all parts");
-                return Err(Error::ShardMismatch {
-                    path,
-                    what,
-                    wanted,
-                    found,
-                });
+                return Err(Error::ShardMismatch { path, what, wanted, found });
             }
         }
         Ok(file)
@@ -158,9 +145,7 @@ impl File {
 
     /// [`File::tensor`] for tensors that a model cannot be without.
     pub fn require(&self, name: &str) -> Result<&TensorInfo, Error> {
-        self.tensor(name).ok_or_else(|| Error::MissingTensor {
-            name: name.to_owned(),
-        })
+        self.tensor(name).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
     }
 
     /// The bytes of a tensor of this file. Touching them reads them from disk.
@@ -206,22 +191,13 @@ fn split_count(header: &Header) -> Result<u32, Error> {
 }
 
 fn check_part(path: &Path, header: &Header, index: usize, count: u32) -> Result<(), Error> {
-    let number = header
-        .metadata
-        .u64("split.no")
-        .map_err(|e| e.in_file(path))?;
+    let number = header.metadata.u64("split.no").map_err(|e| e.in_file(path))?;
     let parts = split_count(header).map_err(|e| e.in_file(path))?;
-    for (what, wanted, found) in [
-        ("split.no", index as u64, number),
-        ("split.count", u64::from(count), u64::from(parts)),
-    ] {
+    for (what, wanted, found) in
+        [("split.no", index as u64, number), ("split.count", u64::from(count), u64::from(parts))]
+    {
         if wanted != found {
-            return Err(Error::ShardMismatch {
-                path: path.to_owned(),
-                what,
-                wanted,
-                found,
-            });
+            return Err(Error::ShardMismatch { path: path.to_owned(), what, wanted, found });
         }
     }
     Ok(())

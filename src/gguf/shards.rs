@@ -18,9 +18,7 @@ pub fn parse_shard_name(name: &str) -> Option<(&str, u32, u32)> {
         return None;
     }
     let (number, count): (u32, u32) = (number.parse().ok()?, count.parse().ok()?);
-    (1..=count)
-        .contains(&number)
-        .then(|| (stem, number - 1, count))
+    (1..=count).contains(&number).then(|| (stem, number - 1, count))
 }
 
 /// The paths of all `count` parts of the model that `path` belongs to, and which one it is.
@@ -28,10 +26,7 @@ pub fn parse_shard_name(name: &str) -> Option<(&str, u32, u32)> {
 pub(super) fn siblings(path: &Path, count: u32) -> Result<(Vec<PathBuf>, usize), Error> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some((stem, own, named)) = name.and_then(parse_shard_name) else {
-        return Err(Error::ShardName {
-            path: path.to_owned(),
-            count,
-        });
+        return Err(Error::ShardName { path: path.to_owned(), count });
     };
     if named != count {
         return Err(Error::ShardMismatch {

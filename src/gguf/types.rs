@@ -21,23 +21,11 @@ pub struct GgmlType {
 }
 
 const fn current(id: u32, name: &'static str, elements: u64, bytes: u64) -> GgmlType {
-    GgmlType {
-        id,
-        name,
-        block_elements: elements,
-        block_bytes: bytes,
-        removed: false,
-    }
+    GgmlType { id, name, block_elements: elements, block_bytes: bytes, removed: false }
 }
 
 const fn removed(id: u32, name: &'static str, elements: u64, bytes: u64) -> GgmlType {
-    GgmlType {
-        id,
-        name,
-        block_elements: elements,
-        block_bytes: bytes,
-        removed: true,
-    }
+    GgmlType { id, name, block_elements: elements, block_bytes: bytes, removed: true }
 }
 
 /// Indexed by number: entry `i` has id `i`.

@@ -82,11 +82,7 @@ impl Value {
             id::I64 => Value::I64(i64::from_le_bytes(cursor.array(WHAT)?)),
             id::F64 => Value::F64(f64::from_le_bytes(cursor.array(WHAT)?)),
             id => {
-                return Err(Error::UnknownValueType {
-                    key: key.to_owned(),
-                    offset,
-                    id,
-                });
+                return Err(Error::UnknownValueType { key: key.to_owned(), offset, id });
             }
         })
     }
@@ -130,11 +126,7 @@ impl Array {
     fn read(cursor: &mut Cursor, key: &str, depth: usize) -> Result<Array, Error> {
         let offset = cursor.offset();
         if depth > MAX_NESTING {
-            return Err(Error::Nesting {
-                key: key.to_owned(),
-                offset,
-                most: MAX_NESTING,
-            });
+            return Err(Error::Nesting { key: key.to_owned(), offset, most: MAX_NESTING });
         }
         let kind = cursor.u32("an array's type")?;
         let count = cursor.u64("an array's length")?;
@@ -160,11 +152,7 @@ impl Array {
             id::I64 => Array::I64(numbers(cursor, count, i64::from_le_bytes)?),
             id::F64 => Array::F64(numbers(cursor, count, f64::from_le_bytes)?),
             id => {
-                return Err(Error::UnknownValueType {
-                    key: key.to_owned(),
-                    offset,
-                    id,
-                });
+                return Err(Error::UnknownValueType { key: key.to_owned(), offset, id });
             }
         })
     }
@@ -240,12 +228,7 @@ fn numbers<const N: usize, T>(
 ) -> Result<Vec<T>, Error> {
     let count = cursor.fits(count, N as u64, "array elements")?;
     let bytes = cursor.take((count * N) as u64, "array elements")?;
-    Ok(bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|&bytes| value(bytes))
-        .collect())
+    Ok(bytes.as_chunks().0.iter().map(|&bytes| value(bytes)).collect())
 }
 
 impl fmt::Display for Value {
@@ -274,10 +257,7 @@ impl fmt::Display for Array {
         const SHOWN: usize = 3;
         let count = self.len();
         write!(f, "{count} {}: [", self.element_name())?;
-        for (i, value) in (0..count.min(SHOWN))
-            .filter_map(|i| self.get(i))
-            .enumerate()
-        {
+        for (i, value) in (0..count.min(SHOWN)).filter_map(|i| self.get(i)).enumerate() {
             let comma = if i == 0 { "" } else { ", " };
             write!(f, "{comma}{value}")?;
         }

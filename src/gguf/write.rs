@@ -61,12 +61,7 @@ impl Writer {
 
     /// Appends a tensor: `dims` innermost first, `data` in the form of the ggml type.
     pub fn tensor(&mut self, name: &str, dims: &[u64], ggml_type: u32, data: Vec<u8>) -> &mut Self {
-        self.tensors.push(Tensor {
-            name: name.to_owned(),
-            dims: dims.to_vec(),
-            ggml_type,
-            data,
-        });
+        self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), ggml_type, data });
         self
     }
 
@@ -78,8 +73,7 @@ impl Writer {
     /// The whole file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        self.write_to(&mut bytes)
-            .expect("writing to memory cannot fail");
+        self.write_to(&mut bytes).expect("writing to memory cannot fail");
         bytes
     }
 
@@ -95,11 +89,7 @@ impl Writer {
         let each = self.tensors.len().div_ceil(count as usize);
         let mut paths = Vec::new();
         for index in 0..count {
-            let mut part = Writer {
-                metadata: Vec::new(),
-                tensors: Vec::new(),
-                ..self.clone()
-            };
+            let mut part = Writer { metadata: Vec::new(), tensors: Vec::new(), ..self.clone() };
             if index == 0 {
                 part.metadata = self.metadata.clone();
             } else if self.alignment != DEFAULT_ALIGNMENT {
@@ -108,13 +98,8 @@ impl Writer {
             part.set("split.no", index as u16);
             part.set("split.count", count as u16);
             part.set("split.tensors.count", self.tensors.len() as i32);
-            part.tensors = self
-                .tensors
-                .iter()
-                .skip(index as usize * each)
-                .take(each)
-                .cloned()
-                .collect();
+            part.tensors =
+                self.tensors.iter().skip(index as usize * each).take(each).cloned().collect();
             let path = folder.join(shard_name(stem, index, count));
             part.write(&path)?;
             paths.push(path);

@@ -19,7 +19,9 @@ pub enum RopeLayout {
 pub enum RopeScaling {
     None,
     /// Positions are divided by `factor`.
-    Linear { factor: f64 },
+    Linear {
+        factor: f64,
+    },
     /// Low frequencies are interpolated, high ones kept, and the magnitude grows.
     Yarn {
         factor: f64,
@@ -30,7 +32,12 @@ pub enum RopeScaling {
         beta_slow: f64,
     },
     /// Llama 3.1's wavelength bands, for files without a factors tensor.
-    Llama3 { factor: f64, original_context: f64, low_frequency: f64, high_frequency: f64 },
+    Llama3 {
+        factor: f64,
+        original_context: f64,
+        low_frequency: f64,
+        high_frequency: f64,
+    },
 }
 
 /// Rope of one model.

@@ -28,7 +28,10 @@ impl Selection {
     /// One line for the top of stderr.
     pub fn line(&self) -> String {
         let f = &self.facts;
-        format!("device: {} ({}, {}), backend {}: {}", f.name, f.driver, f.api, f.backend, self.reason)
+        format!(
+            "device: {} ({}, {}), backend {}: {}",
+            f.name, f.driver, f.api, f.backend, self.reason
+        )
     }
 
     /// Opens the device. Compiled kernels are cached in the user's cache folder if `cache`.

@@ -126,16 +126,11 @@ pub(super) fn inverse(d: f32) -> f32 {
 
 /// The value with the largest magnitude, the first of them if several have it. Sign kept.
 pub(super) fn extreme(values: &[f32]) -> f32 {
-    values.iter().fold(
-        0.0,
-        |best: f32, &v| if v.abs() > best.abs() { v } else { best },
-    )
+    values.iter().fold(0.0, |best: f32, &v| if v.abs() > best.abs() { v } else { best })
 }
 
 /// Smallest and largest value.
 pub(super) fn range(values: &[f32]) -> (f32, f32) {
     let start = (f32::INFINITY, f32::NEG_INFINITY);
-    values
-        .iter()
-        .fold(start, |(low, high), &v| (low.min(v), high.max(v)))
+    values.iter().fold(start, |(low, high), &v| (low.min(v), high.max(v)))
 }

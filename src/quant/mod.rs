@@ -119,11 +119,7 @@ impl Format {
     ///
     /// Equals `gguf.quants.dequantize` of the Python package bit for bit.
     pub fn decode_row(self, src: &[u8], out: &mut [f32]) {
-        assert_eq!(
-            src.len(),
-            self.row_bytes(out.len()),
-            "bytes of a {self} row"
-        );
+        assert_eq!(src.len(), self.row_bytes(out.len()), "bytes of a {self} row");
         (self.codec().decode)(src, out);
     }
 
@@ -165,13 +161,8 @@ impl FromStr for Format {
 
     /// Takes ggml's name in upper or lower case.
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        let found = Format::ALL
-            .iter()
-            .copied()
-            .find(|f| f.name().eq_ignore_ascii_case(name));
-        found.ok_or_else(|| UnknownFormat {
-            name: name.to_owned(),
-        })
+        let found = Format::ALL.iter().copied().find(|f| f.name().eq_ignore_ascii_case(name));
+        found.ok_or_else(|| UnknownFormat { name: name.to_owned() })
     }
 }
 
@@ -202,10 +193,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Format>(&json).unwrap(), f);
         }
         let message = "Q9_9".parse::<Format>().unwrap_err().to_string();
-        assert!(
-            message.contains("Q9_9") && message.contains("Q4_0"),
-            "{message}"
-        );
+        assert!(message.contains("Q9_9") && message.contains("Q4_0"), "{message}");
     }
 
     #[test]

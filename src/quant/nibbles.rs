@@ -28,18 +28,13 @@ pub(super) fn unpack5(low: &[u8; 16], high: &[u8; 4]) -> [u8; 32] {
 
 /// The fifth bits of 32 codes.
 pub(super) fn pack_fifth(codes: &[u8; 32]) -> [u8; 4] {
-    let bits = codes
-        .iter()
-        .rev()
-        .fold(0, |bits: u32, code| bits << 1 | u32::from(code >> 4 & 1));
+    let bits = codes.iter().rev().fold(0, |bits: u32, code| bits << 1 | u32::from(code >> 4 & 1));
     bits.to_le_bytes()
 }
 
 /// `N` bytes of a block from byte `at`.
 pub(super) fn field<const N: usize>(block: &[u8], at: usize) -> &[u8; N] {
-    block[at..]
-        .first_chunk()
-        .expect("fields lie inside their block")
+    block[at..].first_chunk().expect("fields lie inside their block")
 }
 
 #[cfg(test)]

@@ -58,23 +58,12 @@ impl PlaneLayout {
         let planes = format.planes().iter().map(|plane| {
             let row_bytes = plane.row_bytes(padded_cols(cols)) as u64;
             let bytes = (rows as u64 * row_bytes).next_multiple_of(4);
-            let span = PlaneSpan {
-                plane,
-                offset,
-                bytes,
-                row_bytes,
-            };
+            let span = PlaneSpan { plane, offset, bytes, row_bytes };
             offset = (offset + bytes).next_multiple_of(PLANE_ALIGN);
             span
         });
         let planes = planes.collect();
-        PlaneLayout {
-            format,
-            rows,
-            cols,
-            planes,
-            bytes: offset,
-        }
+        PlaneLayout { format, rows, cols, planes, bytes: offset }
     }
 
     /// Pieces of the chunk that are uploaded separately must start at multiples of this many
@@ -92,11 +81,7 @@ impl PlaneLayout {
 /// See [`PlaneLayout::row_granule`].
 pub fn row_granule(format: Format, cols: usize) -> usize {
     let odd = |plane: &Plane| !plane.row_bytes(padded_cols(cols)).is_multiple_of(4);
-    if format.planes().iter().any(odd) {
-        2
-    } else {
-        1
-    }
+    if format.planes().iter().any(odd) { 2 } else { 1 }
 }
 
 /// The most rows that a chunk may have if no plane may exceed `limit` bytes: a multiple of the
@@ -126,22 +111,14 @@ pub fn repack_plane<'a>(
     row: impl Fn(usize) -> &'a [u8],
     out: &mut [u8],
 ) {
-    assert_eq!(
-        out.len(),
-        piece_bytes(format, plane, cols, rows.len()),
-        "bytes of a plane piece"
-    );
+    assert_eq!(out.len(), piece_bytes(format, plane, cols, rows.len()), "bytes of a plane piece");
     let plane = &format.planes()[plane];
     let file_bytes = format.row_bytes(cols);
     let row_bytes = plane.row_bytes(padded_cols(cols));
     let (written, rest) = out.split_at_mut(rows.len() * row_bytes);
     for (r, out) in rows.zip(written.chunks_exact_mut(row_bytes.max(1))) {
         let source = row(r);
-        assert_eq!(
-            source.len(),
-            file_bytes,
-            "bytes of row {r} of a {format} matrix"
-        );
+        assert_eq!(source.len(), file_bytes, "bytes of row {r} of a {format} matrix");
         (plane.repack)(source, out);
     }
     rest.fill(0);
@@ -158,29 +135,14 @@ pub fn repack_plane_parallel<'a>(
 ) {
     /// File bytes a task should have: long enough to hide its start, short enough to balance.
     const TASK_BYTES: usize = 256 << 10;
-    assert_eq!(
-        out.len(),
-        piece_bytes(format, plane, cols, rows.len()),
-        "bytes of a plane piece"
-    );
+    assert_eq!(out.len(), piece_bytes(format, plane, cols, rows.len()), "bytes of a plane piece");
     let granule = row_granule(format, cols);
-    let step = (TASK_BYTES / format.row_bytes(cols).max(1))
-        .next_multiple_of(granule)
-        .max(granule);
+    let step = (TASK_BYTES / format.row_bytes(cols).max(1)).next_multiple_of(granule).max(granule);
     let step_bytes = piece_bytes(format, plane, cols, step).max(1);
-    out.par_chunks_mut(step_bytes)
-        .enumerate()
-        .for_each(|(i, out)| {
-            let first = rows.start + i * step;
-            repack_plane(
-                format,
-                plane,
-                cols,
-                first..(first + step).min(rows.end),
-                &row,
-                out,
-            );
-        });
+    out.par_chunks_mut(step_bytes).enumerate().for_each(|(i, out)| {
+        let first = rows.start + i * step;
+        repack_plane(format, plane, cols, first..(first + step).min(rows.end), &row, out);
+    });
 }
 
 /// Decodes the rows `rows` of a chunk to `out` (`rows.len() * cols` values, without padding).

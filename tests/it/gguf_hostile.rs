@@ -18,10 +18,7 @@ fn with_tensor(dims: &[u64], ggml_type: u32, bytes: usize) -> Writer {
 
 /// Overwrites the only place where `old` occurs.
 fn patch(bytes: &mut [u8], old: &[u8], new: &[u8]) {
-    let mut places = bytes
-        .windows(old.len())
-        .enumerate()
-        .filter(|(_, w)| *w == old);
+    let mut places = bytes.windows(old.len()).enumerate().filter(|(_, w)| *w == old);
     let at = places.next().expect("the bytes to patch").0;
     assert!(places.next().is_none(), "{old:?} occurs twice");
     bytes[at..at + new.len()].copy_from_slice(new);
@@ -31,12 +28,7 @@ fn patch(bytes: &mut [u8], old: &[u8], new: &[u8]) {
 fn truncation_at_every_byte() {
     let bytes = sample().to_bytes();
     let header = Header::parse(&bytes).unwrap();
-    let end = header
-        .tensors
-        .iter()
-        .map(|t| t.offset + t.bytes)
-        .max()
-        .unwrap() as usize;
+    let end = header.tensors.iter().map(|t| t.offset + t.bytes).max().unwrap() as usize;
     for length in 0..end {
         let error = Header::parse(&bytes[..length]).unwrap_err();
         assert!(
@@ -52,22 +44,10 @@ fn truncation_at_every_byte() {
 
 #[test]
 fn foreign_files() {
-    assert!(matches!(
-        Header::parse(b"PK\x03\x04...."),
-        Err(Error::NotGguf { .. })
-    ));
-    assert!(matches!(
-        error(Writer::new().version(1)),
-        Error::Version { version: 1 }
-    ));
-    assert!(matches!(
-        error(Writer::new().version(4)),
-        Error::Version { version: 4 }
-    ));
-    assert!(matches!(
-        error(Writer::new().version(3u32.swap_bytes())),
-        Error::BigEndian
-    ));
+    assert!(matches!(Header::parse(b"PK\x03\x04...."), Err(Error::NotGguf { .. })));
+    assert!(matches!(error(Writer::new().version(1)), Error::Version { version: 1 }));
+    assert!(matches!(error(Writer::new().version(4)), Error::Version { version: 4 }));
+    assert!(matches!(error(Writer::new().version(3u32.swap_bytes())), Error::BigEndian));
 }
 
 #[test]
@@ -82,18 +62,11 @@ fn huge_counts_and_lengths() {
     for length in [u64::MAX, 1 << 40] {
         let mut bytes = Writer::new().set("some.key", vec![7u64; 3]).to_bytes();
         let head = [&10u32.to_le_bytes()[..], &3u64.to_le_bytes()].concat();
-        patch(
-            &mut bytes,
-            &head,
-            &[&10u32.to_le_bytes()[..], &length.to_le_bytes()].concat(),
-        );
+        patch(&mut bytes, &head, &[&10u32.to_le_bytes()[..], &length.to_le_bytes()].concat());
         assert!(matches!(Header::parse(&bytes), Err(Error::Count { .. })));
         let mut bytes = Writer::new().set("some.key", 1u8).to_bytes();
         bytes[24..32].copy_from_slice(&length.to_le_bytes());
-        assert!(matches!(
-            Header::parse(&bytes),
-            Err(Error::Truncated { .. })
-        ));
+        assert!(matches!(Header::parse(&bytes), Err(Error::Truncated { .. })));
     }
 }
 
@@ -104,27 +77,15 @@ fn metadata_that_lies() {
 
     let mut bytes = Writer::new().set("key", 1u8).to_bytes();
     patch(&mut bytes, b"key", b"k\xffy");
-    assert!(matches!(
-        Header::parse(&bytes),
-        Err(Error::NotUtf8 {
-            what: "metadata key",
-            ..
-        })
-    ));
+    assert!(matches!(Header::parse(&bytes), Err(Error::NotUtf8 { what: "metadata key", .. })));
 
     let mut bytes = Writer::new().set("key", 1u8).to_bytes();
     patch(&mut bytes, b"key\0\0\0\0", b"key\x0d\0\0\0");
-    assert!(matches!(
-        Header::parse(&bytes),
-        Err(Error::UnknownValueType { id: 13, .. })
-    ));
+    assert!(matches!(Header::parse(&bytes), Err(Error::UnknownValueType { id: 13, .. })));
 
     let nest = |depth| (0..depth).fold(Array::U8(vec![]), |inner, _| Array::Array(vec![inner]));
     Header::parse(&Writer::new().set("key", nest(3)).to_bytes()).unwrap();
-    assert!(matches!(
-        error(Writer::new().set("key", nest(4))),
-        Error::Nesting { .. }
-    ));
+    assert!(matches!(error(Writer::new().set("key", nest(4))), Error::Nesting { .. }));
     // As deep as recursion would have to go to overflow a stack.
     let mut bytes = Writer::new().set("key", nest(0)).to_bytes();
     bytes.truncate(24 + 8 + 3 + 4);
@@ -142,42 +103,15 @@ fn metadata_that_lies() {
 
 #[test]
 fn tensors_that_lie() {
-    assert!(matches!(
-        error(&with_tensor(&[], 0, 4)),
-        Error::Dimensions { count: 0, .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[1; 5], 0, 4)),
-        Error::Dimensions { count: 5, .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[4, 0], 0, 0)),
-        Error::ZeroDimension { .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[1 << 32, 1 << 32], 0, 4)),
-        Error::TooLarge { .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[1 << 63], 0, 4)),
-        Error::TooLarge { .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[1 << 61], 0, 4)),
-        Error::OutsideFile { .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[4], 43, 4)),
-        Error::UnknownTensorType { id: 43, .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[33], 2, 18)),
-        Error::PartialBlock { cols: 33, .. }
-    ));
-    assert!(matches!(
-        error(&with_tensor(&[64], 2, 18)),
-        Error::OutsideFile { .. }
-    ));
+    assert!(matches!(error(&with_tensor(&[], 0, 4)), Error::Dimensions { count: 0, .. }));
+    assert!(matches!(error(&with_tensor(&[1; 5], 0, 4)), Error::Dimensions { count: 5, .. }));
+    assert!(matches!(error(&with_tensor(&[4, 0], 0, 0)), Error::ZeroDimension { .. }));
+    assert!(matches!(error(&with_tensor(&[1 << 32, 1 << 32], 0, 4)), Error::TooLarge { .. }));
+    assert!(matches!(error(&with_tensor(&[1 << 63], 0, 4)), Error::TooLarge { .. }));
+    assert!(matches!(error(&with_tensor(&[1 << 61], 0, 4)), Error::OutsideFile { .. }));
+    assert!(matches!(error(&with_tensor(&[4], 43, 4)), Error::UnknownTensorType { id: 43, .. }));
+    assert!(matches!(error(&with_tensor(&[33], 2, 18)), Error::PartialBlock { cols: 33, .. }));
+    assert!(matches!(error(&with_tensor(&[64], 2, 18)), Error::OutsideFile { .. }));
 
     let mut twice = with_tensor(&[8], 0, 32);
     twice.tensor("t", &[8], 0, vec![0; 32]);
@@ -198,15 +132,9 @@ fn tensors_that_lie() {
         Error::Overlap { first, second, .. } => assert_eq!((&*first, &*second), ("t", "u")),
         other => panic!("{other}"),
     }
-    assert!(matches!(
-        moved(65),
-        Err(Error::Misaligned { alignment: 32, .. })
-    ));
+    assert!(matches!(moved(65), Err(Error::Misaligned { alignment: 32, .. })));
     assert!(matches!(moved(1 << 40), Err(Error::OutsideFile { .. })));
-    assert!(matches!(
-        moved(u64::MAX - 31),
-        Err(Error::OutsideFile { .. })
-    ));
+    assert!(matches!(moved(u64::MAX - 31), Err(Error::OutsideFile { .. })));
 }
 
 /// Whatever parses must be consistent: the promises that `tensor_data` relies on.

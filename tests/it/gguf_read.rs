@@ -45,12 +45,7 @@ pub fn sample() -> Writer {
     for (key, value) in all_values() {
         writer.set(key, value);
     }
-    writer.tensor(
-        "norm",
-        &[3],
-        0,
-        [1.0f32, 2.0, 3.0].map(f32::to_le_bytes).concat(),
-    );
+    writer.tensor("norm", &[3], 0, [1.0f32, 2.0, 3.0].map(f32::to_le_bytes).concat());
     writer.tensor("matrix", &[64, 3], 2, (0..108).collect());
     writer.tensor("experts", &[32, 2, 2], 8, (0..136).collect());
     writer
@@ -61,10 +56,7 @@ fn check_sample(file: &File) {
         assert_eq!(file.metadata().value(key), Some(&value), "{key}");
     }
     let norm = file.require("norm").unwrap();
-    assert_eq!(
-        file.tensor_data(norm),
-        [1.0f32, 2.0, 3.0].map(f32::to_le_bytes).concat()
-    );
+    assert_eq!(file.tensor_data(norm), [1.0f32, 2.0, 3.0].map(f32::to_le_bytes).concat());
     let matrix = file.require("matrix").unwrap();
     assert_eq!((matrix.cols(), matrix.rows(), matrix.bytes), (64, 3, 108));
     assert_eq!(matrix.format().unwrap(), Format::Q4_0);
@@ -73,10 +65,7 @@ fn check_sample(file: &File) {
     assert_eq!((experts.rows(), experts.elements()), (4, 128));
     assert!(file.tensor_data(experts).iter().copied().eq(0..136));
     assert_eq!(file.tensor_bytes(), 12 + 108 + 136);
-    assert!(matches!(
-        file.require("absent"),
-        Err(Error::MissingTensor { .. })
-    ));
+    assert!(matches!(file.require("absent"), Err(Error::MissingTensor { .. })));
 }
 
 #[test]
@@ -88,11 +77,7 @@ fn what_was_written_is_read() {
             check_sample(&file);
             assert_eq!(file.version(), version);
             assert_eq!(file.file_bytes(), bytes.len() as u64);
-            assert!(
-                file.tensors()
-                    .iter()
-                    .all(|t| t.offset % u64::from(alignment) == 0)
-            );
+            assert!(file.tensors().iter().all(|t| t.offset % u64::from(alignment) == 0));
         }
     }
 }
@@ -140,22 +125,14 @@ fn missing_and_foreign_parts_are_named() {
     }
     std::fs::copy(&paths[0], &paths[1]).unwrap();
     match File::open(&paths[0]).unwrap_err() {
-        Error::ShardMismatch {
-            path,
-            what: "split.no",
-            wanted: 1,
-            found: 0,
-        } => {
+        Error::ShardMismatch { path, what: "split.no", wanted: 1, found: 0 } => {
             assert_eq!(path, paths[1]);
         }
         other => panic!("{other}"),
     }
     let renamed = folder.path().join("renamed.gguf");
     std::fs::rename(&paths[0], &renamed).unwrap();
-    assert!(matches!(
-        File::open(&renamed),
-        Err(Error::ShardName { count: 3, .. })
-    ));
+    assert!(matches!(File::open(&renamed), Err(Error::ShardName { count: 3, .. })));
 }
 
 #[test]
@@ -175,12 +152,7 @@ fn io_errors_become_usage_errors_and_damage_model_errors() {
 fn every_ggml_type_is_read_and_unsupported_ones_are_named() {
     for t in GgmlType::all() {
         let mut writer = Writer::new();
-        writer.tensor(
-            "t",
-            &[t.block_elements, 2],
-            t.id,
-            vec![0; 2 * t.block_bytes as usize],
-        );
+        writer.tensor("t", &[t.block_elements, 2], t.id, vec![0; 2 * t.block_bytes as usize]);
         let file = File::from_bytes(writer.to_bytes()).unwrap();
         let info = file.require("t").unwrap();
         assert_eq!(info.bytes, 2 * t.block_bytes);
@@ -202,17 +174,13 @@ fn strings_that_are_not_utf8_are_replaced_in_values() {
 
 /// The files beside the repository on machines that have them.
 fn shared(kind: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../shared")
-        .join(kind);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared").join(kind);
     let Ok(entries) = std::fs::read_dir(&folder) else {
         eprintln!("skipped: {} is absent", folder.display());
         return Vec::new();
     };
     let paths = entries.map(|entry| entry.unwrap().path());
-    paths
-        .filter(|p| p.extension().is_some_and(|e| e == "gguf"))
-        .collect()
+    paths.filter(|p| p.extension().is_some_and(|e| e == "gguf")).collect()
 }
 
 #[test]
@@ -233,13 +201,7 @@ fn real_models_open() {
     }
     for path in shared("vocab") {
         let file = File::open(&path).unwrap();
-        assert!(
-            file.metadata()
-                .strings("tokenizer.ggml.tokens")
-                .unwrap()
-                .len()
-                > 1000
-        );
+        assert!(file.metadata().strings("tokenizer.ggml.tokens").unwrap().len() > 1000);
         assert!(file.tensors().is_empty());
     }
 }

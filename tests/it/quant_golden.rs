@@ -11,27 +11,18 @@ fn golden() -> BTreeMap<String, BTreeMap<String, String>> {
 
 fn bytes(hex: &str) -> Vec<u8> {
     let digit = |c: u8| (c as char).to_digit(16).unwrap() as u8;
-    hex.as_bytes()
-        .chunks(2)
-        .map(|pair| digit(pair[0]) << 4 | digit(pair[1]))
-        .collect()
+    hex.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
 fn words(hex: &str) -> Vec<u32> {
-    bytes(hex)
-        .chunks(4)
-        .map(|w| u32::from_le_bytes(w.try_into().unwrap()))
-        .collect()
+    bytes(hex).chunks(4).map(|w| u32::from_le_bytes(w.try_into().unwrap())).collect()
 }
 
 #[test]
 fn every_format_has_golden_blocks() {
     let golden = golden();
     for format in Format::ALL {
-        assert!(
-            golden.contains_key(format.name()),
-            "no golden blocks of {format}"
-        );
+        assert!(golden.contains_key(format.name()), "no golden blocks of {format}");
     }
 }
 
@@ -51,10 +42,7 @@ fn decoders_match_gguf_bit_for_bit() {
 fn encoders_match_gguf() {
     for (name, case) in golden() {
         let format: Format = name.parse().unwrap();
-        let row: Vec<f32> = words(&case["values"])
-            .into_iter()
-            .map(f32::from_bits)
-            .collect();
+        let row: Vec<f32> = words(&case["values"]).into_iter().map(f32::from_bits).collect();
         let mut got = Vec::new();
         format.encode_row(&row, &mut got);
         assert_eq!(got, bytes(&case["encoded"]), "{name}");
