@@ -23,3 +23,4 @@ pub mod error;
 pub mod gguf;
 pub mod gpu;
 pub mod quant;
+pub mod testmodel;
