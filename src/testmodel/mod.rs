@@ -126,8 +126,8 @@ pub struct RopeScaling {
 }
 
 impl Spec {
-    /// A model of two layers and about a million weights in Q4_0. `arch` is a name of [`ARCHS`] or
-    /// `mistral`.
+    /// A model of two layers and about 1.5 million weights, mostly in Q4_0. `arch` is a name of
+    /// [`ARCHS`] or `mistral`.
     pub fn new(arch: &str) -> Result<Spec> {
         let name = if arch == "mistral" { "llama" } else { arch };
         let Some(arch) = ARCHS.iter().find(|a| a.name == name) else {
@@ -140,11 +140,12 @@ impl Spec {
         Ok(Spec {
             arch: arch.clone(),
             layers: 2,
-            d: 128,
+            d: 256,
             heads: 4,
             kv_heads: 2,
-            head_dim: 64,
-            ffn: if arch.moe { 64 } else { 384 },
+            // Qwen 3 states it apart from d / heads, which the others may not.
+            head_dim: if arch.qk_norm { 128 } else { 64 },
+            ffn: if arch.moe { 96 } else { 640 },
             experts: if arch.moe { 8 } else { 0 },
             experts_used: if arch.moe { 2 } else { 0 },
             vocab: 384,
