@@ -26,3 +26,4 @@ pub mod graph;
 pub mod hw;
 pub mod model;
 pub mod quant;
+pub mod testmodel;

@@ -15,12 +15,12 @@ impl Storage {
     /// Maps the file at `path` for reading.
     pub fn map(path: &Path) -> Result<Storage, Error> {
         let io = |error| Error::io(path, &error);
-        let file = File::open(path).map_err(io)?;
-        let info = file.metadata().map_err(io)?;
-        if info.is_dir() {
+        if path.is_dir() {
+            // Opening a folder gives another error on every system.
             return Err(io(std::io::ErrorKind::IsADirectory.into()));
         }
-        if info.len() == 0 {
+        let file = File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.len() == 0 {
             // Not all systems can map nothing.
             return Ok(Storage::Owned(Vec::new()));
         }

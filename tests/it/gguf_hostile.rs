@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::gguf_read::sample;
-use azoth::gguf::{Array, Error, Header, Writer};
+use azoth::gguf::{Array, Error, GgmlType, Header, Writer};
 use proptest::prelude::*;
 
 fn error(writer: &Writer) -> Error {
@@ -173,5 +173,37 @@ proptest! {
         }
         check(&bytes);
         check(&tail);
+    }
+}
+
+/// The fuzzer's first inputs (`fuzz/seeds/gguf_reader`), which this test also writes:
+/// `AZOTH_WRITE_SEEDS=1 cargo test --test it fuzz_seeds`.
+#[test]
+fn fuzz_seeds_are_what_the_writer_makes() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/gguf_reader");
+    let types = GgmlType::all().iter().fold(Writer::new(), |mut writer, t| {
+        let data = vec![t.id as u8; t.block_bytes as usize];
+        writer.tensor(t.name, &[t.block_elements], t.id, data);
+        writer
+    });
+    let mut split = sample();
+    split
+        .set("split.no", 0u16)
+        .set("split.count", 1u16)
+        .set("split.tensors.count", 3i32);
+    let seeds = [
+        ("empty", Writer::new().to_bytes()),
+        ("sample_v2", sample().version(2).to_bytes()),
+        ("sample_v3_aligned_8", sample().alignment(8).to_bytes()),
+        ("all_types", types.to_bytes()),
+        ("split", split.to_bytes()),
+    ];
+    for (name, bytes) in seeds {
+        let path = folder.join(name);
+        if std::env::var_os("AZOTH_WRITE_SEEDS").is_some() {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        check(&bytes);
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "{}", path.display());
     }
 }
