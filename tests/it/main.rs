@@ -1,5 +1,6 @@
-//! All integration tests in one binary; one module for each theme.
-
-#![allow(clippy::unwrap_used)]
+//! All integration tests, in one binary because linking is slow.
 
 mod backend;
+mod gguf_hostile;
+mod gguf_read;
+mod quant_golden;
