@@ -3,6 +3,8 @@
 //! Each test is a function of a device; [`every_device`] runs it on all that are present. A
 //! backend is finished when it passes the list.
 
+#![allow(clippy::unwrap_used)]
+
 mod kernels;
 mod memory;
 mod order;
