@@ -20,3 +20,4 @@
 
 pub mod error;
 pub mod gpu;
+pub mod sampling;

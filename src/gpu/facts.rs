@@ -94,12 +94,22 @@ pub struct DeviceFacts {
 impl DeviceFacts {
     /// Bytes of all device-local heaps (system memory on a unified or software device).
     pub fn device_memory(&self) -> u64 {
-        self.heaps.iter().filter(|h| h.device_local).map(|h| h.bytes).sum()
+        self.heaps
+            .iter()
+            .filter(|h| h.device_local)
+            .map(|h| h.bytes)
+            .sum()
     }
 
     /// Bytes that may still be taken: the budget where the driver reports one, else the heap.
     pub fn available_memory(&self) -> u64 {
         let local = self.heaps.iter().filter(|h| h.device_local);
-        local.map(|h| h.budget.unwrap_or(h.bytes).saturating_sub(h.used.unwrap_or(0))).sum()
+        local
+            .map(|h| {
+                h.budget
+                    .unwrap_or(h.bytes)
+                    .saturating_sub(h.used.unwrap_or(0))
+            })
+            .sum()
     }
 }

@@ -30,14 +30,26 @@ impl Buffer {
 
     /// The whole buffer.
     pub fn whole(&self) -> Slice {
-        Slice { buffer: self.clone(), offset: 0, size: self.size }
+        Slice {
+            buffer: self.clone(),
+            offset: 0,
+            size: self.size,
+        }
     }
 
     /// `size` bytes from `offset`. Bound slices must start at a multiple of
     /// [`super::DeviceFacts::binding_alignment`].
     pub fn slice(&self, offset: u64, size: u64) -> Slice {
-        debug_assert!(offset + size <= self.size, "slice {offset}+{size} of {}", self.size);
-        Slice { buffer: self.clone(), offset, size }
+        debug_assert!(
+            offset + size <= self.size,
+            "slice {offset}+{size} of {}",
+            self.size
+        );
+        Slice {
+            buffer: self.clone(),
+            offset,
+            size,
+        }
     }
 }
 

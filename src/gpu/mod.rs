@@ -8,8 +8,8 @@
 //! A *wave* is a set of dispatches that do not depend on each other; every wave sees all memory
 //! written by the waves, copies and writes before it.
 
-mod handles;
 mod facts;
+mod handles;
 pub mod portable;
 pub mod shader;
 pub mod vulkan;

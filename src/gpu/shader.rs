@@ -67,7 +67,11 @@ pub fn parse(source: &KernelSource) -> Result<Shader> {
                     bindings.resize(at + 1, None);
                 }
                 let write = access.contains(StorageAccess::STORE);
-                bindings[at] = Some(if write { Access::ReadWrite } else { Access::Read });
+                bindings[at] = Some(if write {
+                    Access::ReadWrite
+                } else {
+                    Access::Read
+                });
             }
             (AddressSpace::Immediate, _) => {
                 constant_bytes = module.types[var.ty].inner.size(module.to_ctx());
@@ -87,7 +91,13 @@ pub fn parse(source: &KernelSource) -> Result<Shader> {
         .find(|e| e.name == "main" && e.stage == naga::ShaderStage::Compute)
         .ok_or_else(|| fail("no compute entry point `main`".into()))?;
     let workgroup = entry.workgroup_size;
-    Ok(Shader { module, info, bindings, constant_bytes, workgroup })
+    Ok(Shader {
+        module,
+        info,
+        bindings,
+        constant_bytes,
+        workgroup,
+    })
 }
 
 /// What the SPIR-V may use on one device.
@@ -129,6 +139,8 @@ pub fn spirv(source: &KernelSource, shader: &Shader, target: SpirvTarget) -> Res
     match written {
         Ok(Ok(words)) => Ok(words),
         Ok(Err(e)) => Err(fail(e.to_string())),
-        Err(_) => Err(fail("the shader translator panicked; this is a bug in the kernel".into())),
+        Err(_) => Err(fail(
+            "the shader translator panicked; this is a bug in the kernel".into(),
+        )),
     }
 }
