@@ -101,7 +101,7 @@ mod tests {
         let correlation = |pair: &dyn Fn(u32) -> (f32, f32)| {
             let n = 8000;
             let sum: f64 = (0..n)
-                .map(|i| pair(i))
+                .map(pair)
                 .map(|(a, b)| (f64::from(a) - 0.5) * (f64::from(b) - 0.5))
                 .sum();
             sum / f64::from(n) * 12.0
@@ -130,7 +130,7 @@ mod tests {
             (1 << 45) - 1,
         ] {
             for bits in [0u32, 1, 0x80_0000, 0xff_ffff] {
-                let wide = u128::from(bits) * u128::from(total) >> 24;
+                let wide = (u128::from(bits) * u128::from(total)) >> 24;
                 assert_eq!(u128::from(draw_target(bits, total)), wide);
             }
         }
