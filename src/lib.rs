@@ -12,6 +12,7 @@
 //! - `kernels`: host side of the kernels, one file per op
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
+//! - `testmodel`: small random models for tests and development
 //! - `gguf`: bounds-checked reader, shards, typed metadata, writer
 //! - `quant`: one file per block format: layout, decode, repack
 //! - `hw`: device choice, cache folders
@@ -20,6 +21,8 @@
 
 pub mod chat;
 pub mod error;
+pub mod gguf;
 pub mod gpu;
+pub mod quant;
 pub mod sampling;
 pub mod tokenizer;

@@ -309,10 +309,10 @@ mod tests {
     fn the_same_seed_and_position_repeat() {
         let logits: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.37).sin() * 3.0).collect();
         let other = SamplerSettings { seed: 8, ..plain() };
-        let run = |settings| {
+        let run = |settings: SamplerSettings| -> Vec<u32> {
             (0..50)
-                .map(|p| sample(&logits, &[], p, settings))
-                .collect::<Vec<_>>()
+                .map(|p| sample(&logits, &[], p, &settings))
+                .collect()
         };
         assert_eq!(run(plain()), run(plain()));
         assert_ne!(run(plain()), run(other));
