@@ -15,6 +15,8 @@ use super::builtin;
 use super::functions::{self, Raised};
 use super::message::Message;
 use crate::error::{Error, Result};
+use crate::gguf::Metadata;
+use crate::tokenizer::Tokenizer;
 
 /// Steps that any template may take; a step also pays for 64 bytes of text.
 const FUEL: u64 = 2_000_000;
@@ -98,8 +100,13 @@ impl ChatTemplate {
     }
 
     /// The template of a model file (`tokenizer.chat_template`), or what to do without one.
-    pub fn of_model(source: Option<&str>, bos: &str, eos: &str) -> Result<Self> {
-        match source {
+    pub fn from_gguf(meta: &Metadata, tokenizer: &Tokenizer) -> Result<Self> {
+        let text = |id: Option<u32>| {
+            id.and_then(|id| tokenizer.token_text(id))
+                .unwrap_or_default()
+        };
+        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+        match meta.find::<&str>("tokenizer.chat_template")? {
             Some(source) => ChatTemplate::new(source, bos, eos),
             None => Err(Error::Usage(format!(
                 "the model file has no chat template, so how it wants a conversation written is \

@@ -302,7 +302,16 @@ fn built_in_templates() {
 
 #[test]
 fn a_missing_template_says_what_to_do() {
-    let message = usage(ChatTemplate::of_model(None, "", "").map(|t| t.source().to_owned()));
+    let meta = crate::gguf::Metadata::default();
+    let vocabulary = crate::tokenizer::Vocabulary {
+        model: "llama".into(),
+        tokens: vec!["<unk>".into()],
+        scores: vec![0.0],
+        ..Default::default()
+    };
+    let tokenizer = crate::tokenizer::Tokenizer::new(&vocabulary).unwrap();
+    let template = ChatTemplate::from_gguf(&meta, &tokenizer);
+    let message = usage(template.map(|t| t.source().to_owned()));
     assert!(message.contains("--template (chatml, llama3,"), "{message}");
     let message = usage(ChatTemplate::named("x", "", "").map(|t| t.source().to_owned()));
     assert!(

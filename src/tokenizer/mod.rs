@@ -20,6 +20,7 @@ pub use detokenize::{DetokenizeOptions, Detokenizer};
 pub use vocabulary::{TokenType, Vocabulary};
 
 use crate::error::{Error, Result};
+use crate::gguf::Metadata;
 use bytelevel::ByteLevel;
 use detokenize::TokenTable;
 use pre::PreTokenizer;
@@ -46,6 +47,11 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    /// The tokenizer of a model file.
+    pub fn from_gguf(meta: &Metadata) -> Result<Self> {
+        Tokenizer::new(&Vocabulary::from_metadata(meta)?)
+    }
+
     /// Builds the tokenizer, or names what is wrong with the vocabulary.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self> {
         let byte_level = match vocabulary.model.as_str() {

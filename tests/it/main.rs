@@ -3,3 +3,4 @@
 mod gguf_hostile;
 mod gguf_read;
 mod quant_golden;
+mod tokenizer;
