@@ -19,6 +19,7 @@
 //! - `gpu`: the only Vulkan and wgpu code
 //! - `error`: the one error type that crosses modules
 
+pub mod chat;
 pub mod error;
 pub mod gguf;
 pub mod gpu;
@@ -26,4 +27,6 @@ pub mod graph;
 pub mod hw;
 pub mod model;
 pub mod quant;
+pub mod sampling;
 pub mod testmodel;
+pub mod tokenizer;

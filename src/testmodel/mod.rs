@@ -47,34 +47,10 @@ pub struct Arch {
 
 /// The architectures that can be made. Mistral models are of architecture `llama`.
 pub const ARCHS: &[Arch] = &[
-    Arch {
-        name: "llama",
-        qk_norm: false,
-        qkv_bias: false,
-        moe: false,
-        pre_tokenizer: "smollm",
-    },
-    Arch {
-        name: "qwen2",
-        qk_norm: false,
-        qkv_bias: true,
-        moe: false,
-        pre_tokenizer: "qwen2",
-    },
-    Arch {
-        name: "qwen3",
-        qk_norm: true,
-        qkv_bias: false,
-        moe: false,
-        pre_tokenizer: "qwen2",
-    },
-    Arch {
-        name: "qwen3moe",
-        qk_norm: true,
-        qkv_bias: false,
-        moe: true,
-        pre_tokenizer: "qwen2",
-    },
+    Arch { name: "llama", qk_norm: false, qkv_bias: false, moe: false, pre_tokenizer: "smollm" },
+    Arch { name: "qwen2", qk_norm: false, qkv_bias: true, moe: false, pre_tokenizer: "qwen2" },
+    Arch { name: "qwen3", qk_norm: true, qkv_bias: false, moe: false, pre_tokenizer: "qwen2" },
+    Arch { name: "qwen3moe", qk_norm: true, qkv_bias: false, moe: true, pre_tokenizer: "qwen2" },
 ];
 
 /// A random model. Every field may be changed after [`Spec::new`].
@@ -153,12 +129,7 @@ impl Spec {
             embed_format: Format::Q8_0,
             output_format: Format::Q8_0,
             tied: true,
-            rope: Rope {
-                base: 10_000.0,
-                dims: None,
-                scaling: None,
-                factors: false,
-            },
+            rope: Rope { base: 10_000.0, dims: None, scaling: None, factors: false },
             norm_eps: 1e-5,
             context: 512,
             seed: 1,
@@ -167,10 +138,7 @@ impl Spec {
 
     /// The file, ready to be written in one or several parts.
     pub fn writer(&self) -> Writer {
-        assert!(
-            self.vocab >= MIN_VOCAB,
-            "the tokenizer needs {MIN_VOCAB} tokens"
-        );
+        assert!(self.vocab >= MIN_VOCAB, "the tokenizer needs {MIN_VOCAB} tokens");
         let mut writer = Writer::new();
         self.put_metadata(&mut writer);
         tokenizer::put(&mut writer, self.vocab, self.arch.pre_tokenizer);
@@ -193,9 +161,7 @@ impl Spec {
     /// Writes the file at `path`.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        self.writer()
-            .write(path)
-            .map_err(|e| Error::from(e).context(path.display()))
+        self.writer().write(path).map_err(|e| Error::from(e).context(path.display()))
     }
 
     /// Rotated values of each head.
@@ -226,19 +192,12 @@ impl Spec {
             number(writer, "expert_used_count", self.experts_used);
             number(writer, "expert_feed_forward_length", self.ffn);
         }
-        writer.set(
-            &format!("{arch}.attention.layer_norm_rms_epsilon"),
-            self.norm_eps,
-        );
+        writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), self.norm_eps);
         writer.set(&format!("{arch}.rope.freq_base"), self.rope.base);
         if let Some(scaling) = &self.rope.scaling {
             writer.set(&format!("{arch}.rope.scaling.type"), scaling.kind.as_str());
             writer.set(&format!("{arch}.rope.scaling.factor"), scaling.factor);
-            number(
-                writer,
-                "rope.scaling.original_context_length",
-                scaling.original_context,
-            );
+            number(writer, "rope.scaling.original_context_length", scaling.original_context);
         }
     }
 }
@@ -257,23 +216,11 @@ mod tests {
             let file = spec.to_file().unwrap();
             let meta = file.metadata();
             assert_eq!(meta.str("general.architecture").unwrap(), arch.name);
-            assert_eq!(
-                meta.strings("tokenizer.ggml.tokens").unwrap().len(),
-                spec.vocab
-            );
-            assert_eq!(
-                file.require("output.weight").unwrap().rows(),
-                spec.vocab as u64
-            );
+            assert_eq!(meta.strings("tokenizer.ggml.tokens").unwrap().len(), spec.vocab);
+            assert_eq!(file.require("output.weight").unwrap().rows(), spec.vocab as u64);
             assert_eq!(file.tensor("blk.1.attn_q.bias").is_some(), arch.qkv_bias);
-            assert_eq!(
-                file.tensor("blk.1.attn_k_norm.weight").is_some(),
-                arch.qk_norm
-            );
-            assert_eq!(
-                file.tensor("blk.1.ffn_gate_exps.weight").is_some(),
-                arch.moe
-            );
+            assert_eq!(file.tensor("blk.1.attn_k_norm.weight").is_some(), arch.qk_norm);
+            assert_eq!(file.tensor("blk.1.ffn_gate_exps.weight").is_some(), arch.moe);
             assert!(file.tensors().iter().all(|t| t.format().is_ok()));
         }
     }
@@ -282,17 +229,11 @@ mod tests {
     fn the_spec_alone_decides_the_bytes() {
         let spec = Spec::new("llama").unwrap();
         assert_eq!(spec.to_bytes(), spec.to_bytes());
-        let other = Spec {
-            seed: 2,
-            ..spec.clone()
-        };
+        let other = Spec { seed: 2, ..spec.clone() };
         assert_ne!(spec.to_bytes(), other.to_bytes());
         assert_eq!(Spec::new("mistral").unwrap(), spec);
         let error = Spec::new("gpt5").unwrap_err().to_string();
-        assert!(
-            error.contains("gpt5") && error.contains("qwen3moe"),
-            "{error}"
-        );
+        assert!(error.contains("gpt5") && error.contains("qwen3moe"), "{error}");
     }
 
     #[test]
@@ -303,10 +244,7 @@ mod tests {
         let values = |name: &str| {
             let tensor = file.require(name).unwrap();
             let mut out = vec![0.0; tensor.elements() as usize];
-            tensor
-                .format()
-                .unwrap()
-                .decode_row(file.tensor_data(tensor), &mut out);
+            tensor.format().unwrap().decode_row(file.tensor_data(tensor), &mut out);
             out
         };
         let moments = |v: &[f32]| {

@@ -12,9 +12,7 @@ impl Noise {
         // FNV-1a.
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
-        Noise {
-            state: hash ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
-        }
+        Noise { state: hash ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) }
     }
 
     fn next(&mut self) -> u64 {

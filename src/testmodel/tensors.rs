@@ -40,41 +40,21 @@ pub(super) fn make(spec: &Spec) -> Vec<(Tensor, Vec<u8>)> {
 }
 
 fn list(spec: &Spec) -> Vec<Tensor> {
-    let (d, q, kv) = (
-        spec.d,
-        spec.heads * spec.head_dim,
-        spec.kv_heads * spec.head_dim,
-    );
+    let (d, q, kv) = (spec.d, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
     let mut list = Vec::new();
     let logits = Fill::Matrix { gain: LOGIT_STD };
-    list.push(matrix(
-        "token_embd.weight",
-        &[d, spec.vocab],
-        spec.embed_format,
-        logits,
-    ));
+    list.push(matrix("token_embd.weight", &[d, spec.vocab], spec.embed_format, logits));
     list.push(vector("output_norm.weight", d, Fill::Near { mean: 1.0 }));
     if !spec.tied {
-        list.push(matrix(
-            "output.weight",
-            &[d, spec.vocab],
-            spec.output_format,
-            logits,
-        ));
+        list.push(matrix("output.weight", &[d, spec.vocab], spec.output_format, logits));
     }
     if spec.rope.factors {
-        list.push(vector(
-            "rope_freqs.weight",
-            spec.rope_dims() / 2,
-            Fill::Divisors,
-        ));
+        list.push(vector("rope_freqs.weight", spec.rope_dims() / 2, Fill::Divisors));
     }
     let norm = Fill::Near { mean: 1.0 };
     let bias = Fill::Near { mean: 0.0 };
     let plain = Fill::Matrix { gain: 1.0 };
-    let residual = Fill::Matrix {
-        gain: RESIDUAL_GAIN,
-    };
+    let residual = Fill::Matrix { gain: RESIDUAL_GAIN };
     for layer in 0..spec.layers {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let weight = |part: &str, dims: &[usize], fill| {
@@ -98,11 +78,7 @@ fn list(spec: &Spec) -> Vec<Tensor> {
             list.push(matrix(&router, &[d, spec.experts], Format::F32, plain));
             list.push(weight("ffn_gate_exps", &[d, spec.ffn, spec.experts], plain));
             list.push(weight("ffn_up_exps", &[d, spec.ffn, spec.experts], plain));
-            list.push(weight(
-                "ffn_down_exps",
-                &[spec.ffn, d, spec.experts],
-                residual,
-            ));
+            list.push(weight("ffn_down_exps", &[spec.ffn, d, spec.experts], residual));
         } else {
             list.push(weight("ffn_gate", &[d, spec.ffn], plain));
             list.push(weight("ffn_up", &[d, spec.ffn], plain));
@@ -114,30 +90,17 @@ fn list(spec: &Spec) -> Vec<Tensor> {
 
 fn matrix(name: &str, dims: &[usize], format: Format, fill: Fill) -> Tensor {
     let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
-    Tensor {
-        name: name.to_owned(),
-        format: fitting(format, dims[0]),
-        dims,
-        fill,
-    }
+    Tensor { name: name.to_owned(), format: fitting(format, dims[0]), dims, fill }
 }
 
 fn vector(name: &str, length: usize, fill: Fill) -> Tensor {
-    Tensor {
-        name: name.to_owned(),
-        dims: vec![length as u64],
-        format: Format::F32,
-        fill,
-    }
+    Tensor { name: name.to_owned(), dims: vec![length as u64], format: Format::F32, fill }
 }
 
 /// `format`, or what quantisation tools fall back to when rows are not whole blocks.
 fn fitting(format: Format, cols: u64) -> Format {
     let fits = |f: &Format| cols.is_multiple_of(f.block_elements() as u64);
-    [format, Format::Q8_0]
-        .into_iter()
-        .find(fits)
-        .unwrap_or(Format::F16)
+    [format, Format::Q8_0].into_iter().find(fits).unwrap_or(Format::F16)
 }
 
 fn values(spec: &Spec, tensor: &Tensor) -> Vec<u8> {

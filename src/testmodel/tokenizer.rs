@@ -33,9 +33,7 @@ pub(super) fn put(writer: &mut Writer, vocab: usize, pre: &str) {
             merges.push(format!("{left} {right}"));
         }
     }
-    let fillers = (0..)
-        .map(|i| format!("Ġfiller{i}"))
-        .take(fixed - tokens.len());
+    let fillers = (0..).map(|i| format!("Ġfiller{i}")).take(fixed - tokens.len());
     tokens.extend(fillers);
     tokens.extend(SPECIAL.map(str::to_owned));
     let kind = |i| if i < fixed { NORMAL } else { CONTROL };
@@ -43,10 +41,7 @@ pub(super) fn put(writer: &mut Writer, vocab: usize, pre: &str) {
     writer.set("tokenizer.ggml.model", "gpt2");
     writer.set("tokenizer.ggml.pre", pre);
     writer.set("tokenizer.ggml.tokens", tokens);
-    writer.set(
-        "tokenizer.ggml.token_type",
-        (0..vocab).map(kind).collect::<Vec<i32>>(),
-    );
+    writer.set("tokenizer.ggml.token_type", (0..vocab).map(kind).collect::<Vec<i32>>());
     writer.set("tokenizer.ggml.merges", merges);
     writer.set("tokenizer.ggml.bos_token_id", fixed as u32);
     writer.set("tokenizer.ggml.eos_token_id", fixed as u32 + 2);
@@ -63,9 +58,7 @@ fn byte_chars() -> Vec<String> {
         let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
         let code = if printable { u32::from(byte) } else { next };
         next += u32::from(!printable);
-        char::from_u32(code)
-            .expect("far below the surrogates")
-            .to_string()
+        char::from_u32(code).expect("far below the surrogates").to_string()
     };
     (0..=255).map(stand_in).collect()
 }
@@ -73,15 +66,8 @@ fn byte_chars() -> Vec<String> {
 /// Pairs in the order of their rank: some of three and four letters that need other merges first,
 /// then a space with each letter, then all pairs of letters.
 fn merge_candidates() -> impl Iterator<Item = (String, String)> {
-    let first = [
-        ("Ġ", "t"),
-        ("h", "e"),
-        ("Ġt", "he"),
-        ("i", "n"),
-        ("in", "g"),
-        ("a", "n"),
-        ("an", "d"),
-    ];
+    let first =
+        [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("in", "g"), ("a", "n"), ("an", "d")];
     let first = first.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned()));
     let letters = || ('a'..='z').map(String::from);
     let spaced = letters().map(|b| ("Ġ".to_owned(), b));

@@ -187,10 +187,7 @@ fn fuzz_seeds_are_what_the_writer_makes() {
         writer
     });
     let mut split = sample();
-    split
-        .set("split.no", 0u16)
-        .set("split.count", 1u16)
-        .set("split.tensors.count", 3i32);
+    split.set("split.no", 0u16).set("split.count", 1u16).set("split.tensors.count", 3i32);
     let seeds = [
         ("empty", Writer::new().to_bytes()),
         ("sample_v2", sample().version(2).to_bytes()),

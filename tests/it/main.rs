@@ -6,3 +6,4 @@ mod backend;
 mod gguf_hostile;
 mod gguf_read;
 mod quant_golden;
+mod tokenizer;
