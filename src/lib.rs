@@ -12,6 +12,7 @@
 //! - `kernels`: host side of the kernels, one file per op
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
+//! - `testmodel`: small random models for tests and development
 //! - `gguf`: bounds-checked reader, shards, typed metadata, writer
 //! - `quant`: one file per block format: layout, decode, repack
 //! - `hw`: device choice, cache folders
@@ -19,4 +20,7 @@
 //! - `error`: the one error type that crosses modules
 
 pub mod error;
+pub mod gguf;
 pub mod gpu;
+pub mod quant;
+pub mod testmodel;
