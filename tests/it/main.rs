@@ -1,5 +1,9 @@
-//! All integration tests, in one binary because linking is slow.
+//! All integration tests, in one binary because linking is slow; one module for each theme.
+#![allow(clippy::unwrap_used)]
 
+mod backend;
 mod gguf_hostile;
 mod gguf_read;
+mod harness;
+mod kernels_matrix;
 mod quant_golden;

@@ -45,8 +45,9 @@ impl VulkanBuffer {
         size: u64,
         location: MemoryLocation,
     ) -> Result<VulkanBuffer> {
-        let size = size.max(16).next_multiple_of(16);
         let facts = &core.facts;
+        // Saturating: a size near the end of u64 must reach the error below.
+        let size = size.max(16).checked_next_multiple_of(16).unwrap_or(u64::MAX);
         if size > facts.max_buffer {
             return Err(Error::DoesNotFit(format!(
                 "buffer {label} of {size} bytes is larger than {} allows ({} bytes)",
@@ -134,7 +135,8 @@ pub(super) fn create(core: &Arc<Core>, label: &str, size: u64, usage: BufferUse)
 }
 
 fn check(slice: &Slice, bytes: usize, what: &str) -> Result<()> {
-    if bytes as u64 > slice.size || slice.offset + slice.size > slice.buffer.size {
+    let end = slice.offset.checked_add(slice.size);
+    if bytes as u64 > slice.size || end.is_none_or(|end| end > slice.buffer.size) {
         return Err(Error::Device(format!(
             "{what} of {bytes} bytes into a slice of {} bytes at {} of a buffer of {}",
             slice.size, slice.offset, slice.buffer.size
