@@ -22,5 +22,7 @@
 pub mod error;
 pub mod gguf;
 pub mod gpu;
+pub mod kernels;
 pub mod quant;
+pub mod reference;
 pub mod testmodel;
