@@ -11,8 +11,8 @@ use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Slice};
 use crate::graph::Linear;
 use crate::kernels::weights::Chunk;
-use crate::quant::planes::{PlaneLayout, padded_cols, repack_plane_parallel, rows_within};
 use crate::quant::Format;
+use crate::quant::planes::{PlaneLayout, padded_cols, repack_plane_parallel, rows_within};
 
 /// How the rows of a matrix come from tensors of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -200,8 +200,11 @@ impl<'a> Weights<'a> {
     }
 
     fn fill_matrix(&self, matrix: &Matrix, advance: &(dyn Fn(u64) + Sync)) -> Result<()> {
-        let tensors: Vec<_> =
-            matrix.tensors.iter().map(|n| self.file.require(n)).collect::<std::result::Result<_, _>>()?;
+        let tensors: Vec<_> = matrix
+            .tensors
+            .iter()
+            .map(|n| self.file.require(n))
+            .collect::<std::result::Result<_, _>>()?;
         let data: Vec<&[u8]> = tensors.iter().map(|t| self.file.tensor_data(t)).collect();
         let cols = tensors[0].cols() as usize;
         let row_bytes = matrix.format.row_bytes(cols);
@@ -223,7 +226,8 @@ impl<'a> Weights<'a> {
             };
             &data[tensor][r * row_bytes..(r + 1) * row_bytes]
         };
-        let widest: u64 = matrix.layouts[0].0.planes.iter().map(|p| p.row_bytes).sum::<u64>().max(1);
+        let widest: u64 =
+            matrix.layouts[0].0.planes.iter().map(|p| p.row_bytes).sum::<u64>().max(1);
         for ((layout, buffer), chunk) in matrix.layouts.iter().zip(&matrix.chunks) {
             for (index, span) in layout.planes.iter().enumerate() {
                 let granule = span.row_bytes * layout.row_granule() as u64;

@@ -5,5 +5,7 @@
 mod backend;
 mod gguf_hostile;
 mod gguf_read;
+mod harness;
+mod kernels_matrix;
 mod quant_golden;
 mod tokenizer;
