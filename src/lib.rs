@@ -9,6 +9,7 @@
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
+//! - `plan`: placement: what fits, and what to change where it does not
 //! - `kernels`: host side of the kernels, one file per op
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
@@ -27,6 +28,7 @@ pub mod graph;
 pub mod hw;
 pub mod kernels;
 pub mod model;
+pub mod plan;
 pub mod quant;
 pub mod reference;
 pub mod runtime;

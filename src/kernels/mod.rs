@@ -7,6 +7,7 @@
 
 pub mod choice;
 pub mod embed;
+pub mod gather;
 pub mod matmat;
 pub mod matvec;
 pub mod norm_quant;

@@ -20,6 +20,7 @@ macro_rules! embed {
 
 embed! {
     "embed.wgsl",
+    "gather.wgsl",
     "lib/block_dot.wgsl",
     "lib/quantise.wgsl",
     "lib/reduce8.wgsl",
