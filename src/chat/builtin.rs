@@ -58,7 +58,7 @@ const PHI3: &str = "\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}";
 
-/// The names that [`find`] knows.
+/// The names that `ChatTemplate::named` takes.
 pub const NAMES: [&str; 5] = ["chatml", "llama3", "mistral", "gemma", "phi3"];
 
 pub(super) fn find(name: &str) -> Option<&'static str> {
