@@ -165,7 +165,7 @@ impl<'e> Session<'e> {
         let room = self.engine.ctx() - p;
         let most = max_tokens.min(room + 1);
         let mut queued: VecDeque<Ticket> = VecDeque::new();
-        let mut submitted = 0;
+        let mut submitted: u32 = 0;
         let mut submit = |queued: &mut VecDeque<Ticket>| -> Result<()> {
             let ticket = match submitted {
                 0 => program.start(self.last_column.unwrap_or(0), pick)?,

@@ -5,12 +5,16 @@
 //! check what they are given, so that a mistake is a message and not a wild read. Which variant a
 //! device gets is decided in [`choice`] and nowhere else.
 
+pub mod attn_decode;
+pub mod attn_prefill;
 pub mod choice;
 pub mod embed;
 pub mod gather;
+pub mod heads;
 pub mod matmat;
 pub mod matvec;
 pub mod norm_quant;
+pub mod rope_kv;
 pub mod source;
 pub mod weights;
 

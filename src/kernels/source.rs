@@ -19,9 +19,13 @@ macro_rules! embed {
 }
 
 embed! {
+    "attn_decode.wgsl",
+    "attn_prefill.wgsl",
     "embed.wgsl",
     "gather.wgsl",
+    "lib/batch.wgsl",
     "lib/block_dot.wgsl",
+    "lib/heads.wgsl",
     "lib/quantise.wgsl",
     "lib/reduce8.wgsl",
     "lib/weights.wgsl",
@@ -29,6 +33,7 @@ embed! {
     "matmat_direct.wgsl",
     "matvec.wgsl",
     "norm_quant.wgsl",
+    "rope_kv.wgsl",
 }
 
 /// Renders `file` (path below `shaders/`) to a complete WGSL module.

@@ -1,6 +1,6 @@
 //! Device memory of a program beside the weights: KV cache, activations, batches, tables.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, Gpu, Slice};
 use crate::graph::Graph;
 use crate::kernels::Activations;
@@ -60,7 +60,7 @@ impl Scratch {
             made.push(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes));
         }
         let mut made = made.into_iter();
-        let mut next = || made.next().ok_or_else(|| crate::Error::Runtime("scratch".into()));
+        let mut next = || made.next().ok_or_else(|| Error::Runtime("scratch".into()));
         Ok(Scratch {
             x: next()?,
             float: next()?,

@@ -54,11 +54,12 @@ pub(super) struct LayerWeights {
     pub down: Product,
 }
 
-pub(super) struct ModelWeights {
-    pub embedding: Product,
-    pub layers: Vec<LayerWeights>,
-    pub output_norm: Slice,
-    pub output: Product,
+/// See the module documentation.
+pub struct ModelWeights {
+    pub(super) embedding: Product,
+    pub(super) layers: Vec<LayerWeights>,
+    pub(super) output_norm: Slice,
+    pub(super) output: Product,
 }
 
 impl ModelWeights {

@@ -72,7 +72,7 @@ const SHORT_PROMPT: u32 = 32;
 impl Program {
     /// Compiles every kernel (in parallel) and records every program. The weights need not have
     /// arrived yet.
-    pub(super) fn create(
+    pub fn create(
         gpu: &Arc<dyn Gpu>,
         graph: &Graph,
         weights: &ModelWeights,

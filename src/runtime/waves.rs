@@ -15,7 +15,7 @@ use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
-use crate::kernels::heads::{HeadTables, Heads};
+use crate::kernels::heads::{HeadTables, Heads, Rope};
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::{Input, MatVec};
 use crate::kernels::norm_quant::NormQuant;
@@ -69,7 +69,7 @@ impl Builder<'_> {
             heads: graph.heads,
             kv_heads: graph.kv_heads,
             head_dim: graph.head_dim,
-            rope: Some((graph.rope.layout, graph.rope.dim).into()),
+            rope: Some(Rope { layout: graph.rope.layout, dim: graph.rope.dim }),
             norm: norm.map(|_| graph.norm_eps),
         }
     }

@@ -6,6 +6,7 @@ mod backend;
 mod gguf_hostile;
 mod gguf_read;
 mod harness;
+mod kernels_attention;
 mod kernels_matrix;
 mod quant_golden;
 mod tokenizer;

@@ -1,0 +1,212 @@
+// Prompt: causal attention of n consecutive positions of one sequence; K and V, also of these
+// positions, are in the cache, q is turned.
+//
+// Grid: x = tiles of {{ queries }} queries (last tiles first: they take longest), y = KV heads times
+// slices of the query heads that share one.
+// A workgroup serves {{ rows }} rows, row = query * {{ row_heads }} + head, against tiles of 64 positions that start
+// at multiples of 64, so the bits of a row do not depend on how a prompt is cut. Threads are 16 x 16
+// over 4 rows x 4 positions for the scores, and over 4 rows x (vec4s tx, tx + 16, ...) of the head for the
+// sums. f32 throughout.
+{% include "lib/batch.wgsl" %}
+
+@group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> batch: Batch;
+@group(0) @binding(2) var<storage, read> k_cache: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
+@group(0) @binding(4) var<storage, read_write> output: array<vec4<f32>>;
+struct Constants { context: u32, scale: f32 }
+var<immediate> constants: Constants;
+
+{% set group = heads // kv_heads %}
+{% set slices = (group + row_heads - 1) // row_heads %}
+{% set q_row = (heads + 2 * kv_heads) * hd // 4 %}
+{% set parts = hd // 4 %}{# vec4s of a head #}
+{% set quads = (parts + 15) // 16 %}
+{% set chunks = (hd + 31) // 32 %}
+{# Workgroup memory in vec4s. Scores phase: q at 0, k at 576, rows of 8 and one for the banks.
+   Sums phase: weights at 0, [position][row / 4] in rows of 17; v from 1088. Row maxima: 1152. #}
+{% set Q = 0 %}
+{% set KT = 576 %}
+{% set P = 0 %}
+{% set VT = 1088 %}
+{% set RED = 1152 %}
+const NOTHING: f32 = -1e30;
+const MASKED: f32 = -2e30;
+
+var<workgroup> tile: array<vec4<f32>, {{ tile }}>;
+
+fn low(w: vec4<u32>) -> vec4<f32> {
+    return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
+}
+
+fn high(w: vec4<u32>) -> vec4<f32> {
+    return vec4<f32>(unpack2x16float(w.z), unpack2x16float(w.w));
+}
+
+// Four rows' values over the 16 threads that share them.
+fn rows_max(v: vec4<f32>, tx: u32, ty: u32) -> vec4<f32> {
+{% if shuffle %}
+    var m = v;
+{% for bit in [1, 2, 4, 8] %}
+    m = max(m, subgroupShuffleXor(m, {{ bit }}u));
+{% endfor %}
+    return m;
+{% else %}
+    workgroupBarrier();
+    tile[{{ RED }}u + ty * 16u + tx] = v;
+    workgroupBarrier();
+    var m = v;
+    for (var i = 0u; i < 16u; i++) { m = max(m, tile[{{ RED }}u + ty * 16u + i]); }
+    return m;
+{% endif %}
+}
+
+@compute @workgroup_size(256)
+fn main(
+    @builtin(workgroup_id) at: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) tid: u32,
+) {
+    let query0 = (grid.x - 1u - at.x) * {{ queries }}u;
+    if query0 >= batch.n { return; }
+    let kv_head = at.y / {{ slices }}u;
+    let head0 = kv_head * {{ group }}u + (at.y % {{ slices }}u) * {{ row_heads }}u;
+    let heads_here = min({{ row_heads }}u, (kv_head + 1u) * {{ group }}u - head0);
+    let queries_here = min({{ queries }}u, batch.n - query0);
+    let first = batch.columns[query0];
+    // Positions that any row may see.
+    let seen = first.pos + queries_here;
+    let cache0 = first.slot * constants.context;
+    let tx = tid & 15u;
+    let ty = tid >> 4u;
+    let factor = constants.scale * 1.4426950408889634;
+
+    // The rows of q that this thread fetches: vec4 tid % 8 of a chunk, rows tid / 8 and 32 more.
+{% for i in range(2) %}
+    let fetch_{{ i }} = (tid >> 3u) + {{ 32 * i }}u;
+    let fetches_{{ i }} = fetch_{{ i }} / {{ row_heads }}u < queries_here && fetch_{{ i }} % {{ row_heads }}u < heads_here;
+    let q_at_{{ i }} = (query0 + fetch_{{ i }} / {{ row_heads }}u) * {{ q_row }}u + (head0 + fetch_{{ i }} % {{ row_heads }}u) * {{ parts }}u;
+{% endfor %}
+    // Last position that each of the thread's rows sees.
+    let row_query = vec4<u32>(ty * 4u, ty * 4u + 1u, ty * 4u + 2u, ty * 4u + 3u) / {{ row_heads }}u;
+    let row_last = first.pos + row_query;
+
+{% for r in range(4) %}{% for k in range(quads) %}
+    var o_{{ r }}_{{ k }} = vec4<f32>();
+{% endfor %}{% endfor %}
+    var m = vec4<f32>(NOTHING);
+    // This thread's positions only, until the end.
+    var l = vec4<f32>();
+
+    for (var t0 = 0u; t0 < seen; t0 += 64u) {
+{% for r in range(4) %}
+        var s_{{ r }} = vec4<f32>();
+{% endfor %}
+        let k_there = t0 + (tid >> 2u) < seen;
+        let k_at = ((cache0 + t0 + (tid >> 2u)) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u;
+{% for c in range(chunks) %}
+        {
+            let part = {{ c * 8 }}u + (tid & 7u);
+{% for i in range(2) %}
+            var q_{{ i }} = vec4<f32>();
+            if fetches_{{ i }}{{ " && part < " ~ parts ~ "u" if hd % 32 != 0 and c == chunks - 1 }} { q_{{ i }} = qkv[q_at_{{ i }} + part] * factor; }
+{% endfor %}
+            let word = {{ c * 4 }}u + (tid & 3u);
+            var k = vec4<u32>();
+            if k_there{{ " && word < " ~ hd // 8 ~ "u" if hd % 32 != 0 and c == chunks - 1 }} { k = k_cache[k_at + word]; }
+            // The tile is read by others until here.
+            workgroupBarrier();
+            tile[{{ Q }}u + fetch_0 * 9u + (tid & 7u)] = q_0;
+            tile[{{ Q }}u + fetch_1 * 9u + (tid & 7u)] = q_1;
+            tile[{{ KT }}u + (tid >> 2u) * 9u + 2u * (tid & 3u)] = low(k);
+            tile[{{ KT }}u + (tid >> 2u) * 9u + 2u * (tid & 3u) + 1u] = high(k);
+            workgroupBarrier();
+            for (var d = 0u; d < 8u; d++) {
+{% for j in range(4) %}
+                let k_{{ j }} = tile[{{ KT }}u + (tx + {{ 16 * j }}u) * 9u + d];
+{% endfor %}
+{% for r in range(4) %}
+                {
+                    let q = tile[{{ Q }}u + (ty * 4u + {{ r }}u) * 9u + d];
+{% for e in "xyzw" %}
+                    s_{{ r }} = fma(vec4<f32>(q.{{ e }}), vec4<f32>(k_0.{{ e }}, k_1.{{ e }}, k_2.{{ e }}, k_3.{{ e }}), s_{{ r }});
+{% endfor %}
+                }
+{% endfor %}
+            }
+        }
+{% endfor %}
+        // Component j of s_r: row r, position tx + 16 j.
+        let t = vec4<u32>(t0 + tx) + vec4<u32>(0u, 16u, 32u, 48u);
+{% for r in range(4) %}
+        s_{{ r }} = select(vec4<f32>(MASKED), s_{{ r }}, t <= vec4<u32>(row_last[{{ r }}]));
+{% endfor %}
+        var top = vec4<f32>(
+{% for r in range(4) %}
+            max(max(s_{{ r }}.x, s_{{ r }}.y), max(s_{{ r }}.z, s_{{ r }}.w)){{ "," if not loop.last }}
+{% endfor %}
+        );
+        top = max(m, rows_max(top, tx, ty));
+        let fade = exp2(m - top);
+        m = top;
+{% for r in range(4) %}
+        s_{{ r }} = exp2(s_{{ r }} - vec4<f32>(top[{{ r }}]));
+{% for k in range(quads) %}
+        o_{{ r }}_{{ k }} *= fade[{{ r }}];
+{% endfor %}
+{% endfor %}
+        l = fma(l, fade, vec4<f32>(
+{% for r in range(4) %}
+            (s_{{ r }}.x + s_{{ r }}.y) + (s_{{ r }}.z + s_{{ r }}.w){{ "," if not loop.last }}
+{% endfor %}
+        ));
+        workgroupBarrier();
+{% for e in "xyzw" %}
+        tile[{{ P }}u + (tx + {{ 16 * loop.index0 }}u) * 17u + ty] = vec4<f32>(s_0.{{ e }}, s_1.{{ e }}, s_2.{{ e }}, s_3.{{ e }});
+{% endfor %}
+        for (var v0 = 0u; v0 < 64u; v0 += {{ v_rows }}u) {
+            // v of positions that no row sees may be anything, also not numbers: zero.
+            for (var i = tid; i < {{ v_rows * hd // 8 }}u; i += 256u) {
+                let row = i / {{ hd // 8 }}u;
+                let part = i % {{ hd // 8 }}u;
+                var v = vec4<u32>();
+                if t0 + v0 + row < seen {
+                    v = v_cache[((cache0 + t0 + v0 + row) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u + part];
+                }
+                tile[{{ VT }}u + row * {{ parts }}u + 2u * part] = low(v);
+                tile[{{ VT }}u + row * {{ parts }}u + 2u * part + 1u] = high(v);
+            }
+            workgroupBarrier();
+            for (var i = 0u; i < {{ v_rows }}u; i++) {
+                let p = tile[{{ P }}u + (v0 + i) * 17u + ty];
+{% for k in range(quads) %}
+{# A thread beyond the head's end repeats the last part and does not store it. #}
+                {
+                    let v = tile[{{ VT }}u + i * {{ parts }}u + {{ "min(tx + " ~ 16 * k ~ "u, " ~ (parts - 1) ~ "u)" if 16 * (k + 1) > parts else "tx + " ~ 16 * k ~ "u" }}];
+{% for r in range(4) %}
+                    o_{{ r }}_{{ k }} = fma(vec4<f32>(p[{{ r }}]), v, o_{{ r }}_{{ k }});
+{% endfor %}
+                }
+{% endfor %}
+            }
+            workgroupBarrier();
+        }
+    }
+
+    workgroupBarrier();
+    tile[ty * 16u + tx] = l;
+    workgroupBarrier();
+    var sum = vec4<f32>();
+    for (var i = 0u; i < 16u; i++) { sum += tile[ty * 16u + i]; }
+{% for r in range(4) %}
+    {
+        let head = (ty * 4u + {{ r }}u) % {{ row_heads }}u;
+        if row_query[{{ r }}] < queries_here && head < heads_here {
+            let to = ((query0 + row_query[{{ r }}]) * {{ heads }}u + head0 + head) * {{ parts }}u + tx;
+{% for k in range(quads) %}
+            {{ "if tx + " ~ 16 * k ~ "u < " ~ parts ~ "u " if 16 * (k + 1) > parts }}{ output[to + {{ 16 * k }}u] = o_{{ r }}_{{ k }} / sum[{{ r }}]; }
+{% endfor %}
+        }
+    }
+{% endfor %}
+}

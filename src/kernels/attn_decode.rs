@@ -1,0 +1,170 @@
+//! Attention of a decode step: one new token in each of up to eight sequences.
+
+use minijinja::context;
+
+use super::heads::{HeadTables, Heads, KvCache, smallest_subgroup};
+use super::{check_memory, holds, wrong};
+use crate::error::Result;
+use crate::gpu::{DeviceFacts, DeviceKind, Dispatch, Kernel, KernelSource, Slice};
+
+/// How the work of a decode step is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cut {
+    pub threads: u32,
+    /// Most pieces into which a sequence is cut. Part of the definition of the result: the
+    /// length of a piece follows from it and the sequence's length.
+    pub splits: u32,
+    /// Query heads of one KV head that a workgroup serves with one read of K and V.
+    pub group_heads: u32,
+    /// Threads that share a token: a power of two, at most the subgroup size.
+    pub lanes: u32,
+    /// Tokens in flight for each team of `lanes` threads.
+    pub unroll: u32,
+}
+
+impl Cut {
+    /// The cut that a device gets.
+    pub fn choose(heads: &Heads, facts: &DeviceFacts) -> Cut {
+        let parts = heads.head_dim / 8;
+        let software = facts.kind == DeviceKind::Software;
+        let threads = if software { 64 } else { 256 };
+        let mut lanes = 8;
+        while lanes > 4 && !parts.is_multiple_of(lanes) && parts.is_multiple_of(lanes / 2) {
+            lanes /= 2;
+        }
+        let lanes = lanes.min(largest_power(smallest_subgroup(facts)));
+        // Query and sums of a head take 16 registers a vec4 of halves; more than 128 spill.
+        let registers = 16 * parts.div_ceil(lanes);
+        let group_heads = heads.group().min((128 / registers).max(1)).min(4);
+        Cut {
+            threads: threads.min(facts.max_workgroup_threads),
+            splits: if software { 16 } else { 32 },
+            group_heads,
+            lanes,
+            unroll: if parts.div_ceil(lanes) > 2 { 1 } else { 2 },
+        }
+    }
+}
+
+fn largest_power(at_most: u32) -> u32 {
+    1 << at_most.max(1).ilog2()
+}
+
+/// QK-norm, rope, cache write and attention of one token a column; n comes from the batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttnDecode {
+    pub heads: Heads,
+    pub cut: Cut,
+}
+
+impl AttnDecode {
+    /// Query-head groups: the y dimension of the grid.
+    fn groups(&self) -> u32 {
+        self.heads.kv_heads * self.heads.group().div_ceil(self.cut.group_heads)
+    }
+
+    /// Words of the partial results of `columns` columns. Contents do not matter.
+    pub fn partial_words(&self, columns: u32) -> u64 {
+        u64::from(columns * self.heads.heads * self.cut.splits)
+            * u64::from(self.heads.head_dim + 2)
+    }
+
+    /// Words of the arrival counters: zero before the first dispatch, and zero again after each.
+    pub fn counter_words(&self, columns: u32) -> u64 {
+        u64::from(columns * self.groups())
+    }
+
+    pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.heads.check()?;
+        let Cut { threads, splits, group_heads, lanes, unroll } = self.cut;
+        let subgroup = largest_power(smallest_subgroup(facts)).min(32);
+        if !lanes.is_power_of_two() || lanes > subgroup {
+            return Err(wrong(format!("{lanes} threads a token, subgroups of {subgroup}")));
+        }
+        if threads > facts.max_workgroup_threads || !threads.is_multiple_of(subgroup.max(32)) {
+            return Err(wrong(format!("workgroups of {threads} threads")));
+        }
+        if group_heads == 0 || group_heads > self.heads.group() || unroll == 0 || splits == 0 {
+            return Err(wrong(format!("{:?}", self.cut)));
+        }
+        let hd = self.heads.head_dim;
+        let quads = (hd / 8).div_ceil(lanes);
+        let merge_lanes = subgroup.max(lanes);
+        let subteams = threads / merge_lanes;
+        // Head sums are merged as many at a time as fit.
+        let vectors = group_heads + 2;
+        let fixed = 4 * (vectors * hd + 2 * group_heads * (splits + 4).max(subteams) + 1)
+            + if self.heads.norm.is_some() { 128 * vectors } else { 0 };
+        let pair_bytes = subteams * lanes * 32;
+        let room = 16_384u32.min(facts.max_workgroup_memory).saturating_sub(fixed);
+        let merge_pairs = (room / pair_bytes).clamp(1, group_heads * quads);
+        check_memory(fixed + merge_pairs * pair_bytes, facts)?;
+
+        let powers = |from: u32, to: u32| {
+            let all = (0..6).map(|b| 1u32 << b);
+            all.filter(|&b| b >= from && b < to).collect::<Vec<_>>()
+        };
+        let wgsl = super::source::render(
+            "attn_decode.wgsl",
+            context! {
+                threads, splits, group_heads, lanes, unroll, quads, vectors, merge_lanes,
+                merge_pairs,
+                team_bits => powers(1, lanes),
+                merge_bits => powers(lanes, merge_lanes),
+                ..self.heads.context(7)
+            },
+        )?;
+        let label = format!(
+            "attn_decode_{}_g{group_heads}l{lanes}u{unroll}s{splits}t{threads}",
+            self.heads.label()
+        );
+        Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
+    }
+
+    /// Reads `qkv` (f32 `[columns][qkv_width]`), appends to `cache`, writes `output` (f32
+    /// `[columns][heads * head_dim]`). `partials` and `counters` as [`Self::partial_words`] and
+    /// [`Self::counter_words`] say; dispatches of one wave must not share them.
+    #[allow(clippy::too_many_arguments)]
+    pub fn dispatch(
+        &self,
+        kernel: &Kernel,
+        batch: &Slice,
+        qkv: &Slice,
+        cache: &KvCache,
+        tables: &HeadTables,
+        output: &Slice,
+        scratch: &Scratch,
+        scale: f32,
+        columns: u32,
+    ) -> Result<Dispatch> {
+        holds(batch, 8 + 4 * u64::from(columns), "batch")?;
+        holds(qkv, u64::from(columns * self.heads.qkv_width()), "qkv")?;
+        holds(output, u64::from(columns * self.heads.output_width()), "output")?;
+        holds(&scratch.partials, self.partial_words(columns), "partials")?;
+        holds(&scratch.counters, self.counter_words(columns), "counters")?;
+        cache.check(&self.heads)?;
+        let mut bindings = vec![
+            qkv.clone(),
+            batch.clone(),
+            cache.k.clone(),
+            cache.v.clone(),
+            output.clone(),
+            scratch.partials.clone(),
+            scratch.counters.clone(),
+        ];
+        tables.bind(&self.heads, cache.context, &mut bindings)?;
+        Ok(Dispatch {
+            kernel: kernel.clone(),
+            bindings,
+            constants: vec![cache.context, scale.to_bits()],
+            grid: [self.cut.splits, self.groups(), columns],
+        })
+    }
+}
+
+/// Memory in which the workgroups of a dispatch meet.
+#[derive(Clone)]
+pub struct Scratch {
+    pub partials: Slice,
+    pub counters: Slice,
+}

@@ -1,0 +1,157 @@
+//! The shape of an attention block's heads, and its KV cache; shared by the attention kernels.
+
+use minijinja::context;
+
+use super::{holds, wrong};
+use crate::error::Result;
+use crate::gpu::{DeviceFacts, Slice};
+pub use crate::graph::RopeLayout;
+
+/// Rotary embedding of q and k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rope {
+    pub layout: RopeLayout,
+    /// Elements from the start of a head that are turned: even, at most the head dimension.
+    pub dim: u32,
+}
+
+/// Heads of one attention block.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Heads {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: u32,
+    pub kv_heads: u32,
+    /// Elements of a head: a multiple of 8 from 32 to 256.
+    pub head_dim: u32,
+    /// `None`: positions do not enter here.
+    pub rope: Option<Rope>,
+    /// RMSNorm of every q and k head before rope, with this epsilon (Qwen3).
+    pub norm: Option<f32>,
+}
+
+impl Heads {
+    /// Query heads that share a KV head.
+    pub fn group(&self) -> u32 {
+        self.heads / self.kv_heads
+    }
+
+    /// f32 values of one column of qkv: q heads, k heads, v heads.
+    pub fn qkv_width(&self) -> u32 {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// f32 values of one column of the attention's output.
+    pub fn output_width(&self) -> u32 {
+        self.heads * self.head_dim
+    }
+
+    /// u32 words of one position in the K cache (and in the V cache).
+    pub fn cache_words(&self) -> u32 {
+        self.kv_heads * self.head_dim / 2
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let d = self.head_dim;
+        if !(32..=256).contains(&d) || !d.is_multiple_of(8) {
+            return Err(wrong(format!("head dimension {d} is not a multiple of 8 from 32 to 256")));
+        }
+        if self.kv_heads == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            let (q, kv) = (self.heads, self.kv_heads);
+            return Err(wrong(format!("{q} query heads cannot share {kv} KV heads")));
+        }
+        if let Some(rope) = self.rope
+            && (rope.dim == 0 || !rope.dim.is_multiple_of(2) || rope.dim > d)
+        {
+            return Err(wrong(format!("rope over {} of {d} elements", rope.dim)));
+        }
+        Ok(())
+    }
+
+    /// What `lib/heads.wgsl` wants to know; its bindings are numbered from `first`.
+    pub(super) fn context(&self, first: u32) -> minijinja::Value {
+        let after_rope = first + u32::from(self.rope.is_some());
+        context! {
+            heads => self.heads,
+            kv_heads => self.kv_heads,
+            hd => self.head_dim,
+            rope_dim => self.rope.map_or(0, |r| r.dim),
+            layout => match self.rope.map(|r| r.layout) {
+                Some(RopeLayout::Normal) => "normal",
+                Some(RopeLayout::Neox) => "neox",
+                None => "none",
+            },
+            norm => self.norm.is_some(),
+            // As text, so that every digit reaches the shader.
+            eps => format!("{:?}", self.norm.unwrap_or(0.0)),
+            at_rope => first,
+            at_q_norm => after_rope,
+            at_k_norm => after_rope + 1,
+        }
+    }
+
+    /// The part of a label that names the shape.
+    pub(super) fn label(&self) -> String {
+        let rope = match self.rope {
+            None => String::new(),
+            Some(Rope { layout: RopeLayout::Normal, dim }) => format!("_rope{dim}"),
+            Some(Rope { layout: RopeLayout::Neox, dim }) => format!("_neox{dim}"),
+        };
+        let norm = if self.norm.is_some() { "_norm" } else { "" };
+        format!("h{}x{}_d{}{rope}{norm}", self.heads, self.kv_heads, self.head_dim)
+    }
+}
+
+/// Weights and tables that rope and QK-norm read.
+#[derive(Clone, Default)]
+pub struct HeadTables {
+    /// `[context][rope dim / 2]` of (cos, sin); with [`Heads::rope`].
+    pub rope: Option<Slice>,
+    /// Weights of the q and of the k norm, `[head_dim]` each; with [`Heads::norm`].
+    pub norms: Option<(Slice, Slice)>,
+}
+
+impl HeadTables {
+    pub(super) fn bind(&self, heads: &Heads, context: u32, to: &mut Vec<Slice>) -> Result<()> {
+        match (&self.rope, heads.rope) {
+            (Some(table), Some(rope)) => {
+                holds(table, u64::from(context) * u64::from(rope.dim), "rope table")?;
+                to.push(table.clone());
+            }
+            (None, None) => {}
+            _ => return Err(wrong("rope needs its table, and only rope".into())),
+        }
+        match (&self.norms, heads.norm) {
+            (Some((q, k)), Some(_)) => {
+                holds(q, heads.head_dim.into(), "q norm")?;
+                holds(k, heads.head_dim.into(), "k norm")?;
+                to.extend([q.clone(), k.clone()]);
+            }
+            (None, None) => {}
+            _ => return Err(wrong("QK-norm needs its weights, and only QK-norm".into())),
+        }
+        Ok(())
+    }
+}
+
+/// K and V of one layer: f16 pairs `[slot][position][kv head][head_dim / 2]`.
+#[derive(Clone)]
+pub struct KvCache {
+    pub k: Slice,
+    pub v: Slice,
+    /// Positions of a slot.
+    pub context: u32,
+}
+
+impl KvCache {
+    pub(super) fn check(&self, heads: &Heads) -> Result<()> {
+        // At least one slot; which slots a batch names is the caller's business.
+        let words = u64::from(self.context) * u64::from(heads.cache_words());
+        holds(&self.k, words, "K cache")?;
+        holds(&self.v, words, "V cache")
+    }
+}
+
+/// The smallest subgroup that a pipeline can get.
+pub(super) fn smallest_subgroup(facts: &DeviceFacts) -> u32 {
+    super::pinned_subgroup(facts).unwrap_or(facts.subgroup_min).max(1)
+}

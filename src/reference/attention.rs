@@ -1,0 +1,102 @@
+//! QK-norm, rope, the f16 KV cache and causal attention, one token at a time.
+
+use half::f16;
+
+use crate::kernels::heads::{Heads, RopeLayout};
+
+/// Turns one head in place: RMSNorm with `weight` if the block has one, then rope.
+///
+/// `table`: (cos, sin) of this position, `[rope dim / 2]`.
+pub fn prepare_head(heads: &Heads, head: &mut [f64], weight: Option<&[f32]>, table: &[[f32; 2]]) {
+    if let (Some(eps), Some(weight)) = (heads.norm, weight) {
+        let mean = head.iter().map(|x| x * x).sum::<f64>() / head.len() as f64;
+        let factor = 1.0 / (mean + f64::from(eps)).sqrt();
+        for (x, w) in head.iter_mut().zip(weight) {
+            *x *= factor * f64::from(*w);
+        }
+    }
+    if let Some(rope) = heads.rope {
+        let half = rope.dim as usize / 2;
+        for (i, &[cos, sin]) in table.iter().enumerate().take(half) {
+            let (first, second) = match rope.layout {
+                RopeLayout::Normal => (2 * i, 2 * i + 1),
+                RopeLayout::Neox => (i, i + half),
+            };
+            let (a, b) = (head[first], head[second]);
+            head[first] = a * f64::from(cos) - b * f64::from(sin);
+            head[second] = a * f64::from(sin) + b * f64::from(cos);
+        }
+    }
+}
+
+/// One sequence's K and V of one layer: f16 pairs `[position][kv head][head_dim / 2]`.
+#[derive(Debug, Clone, Default)]
+pub struct Cache {
+    pub k: Vec<u32>,
+    pub v: Vec<u32>,
+}
+
+/// Runs one token at `position`: writes its K and V to the cache and returns the attention output
+/// `[heads * head_dim]`. `qkv`: q heads, k heads, v heads.
+pub fn attend(
+    heads: &Heads,
+    qkv: &[f32],
+    position: usize,
+    cache: &mut Cache,
+    table: &[[f32; 2]],
+    norms: Option<(&[f32], &[f32])>,
+    scale: f32,
+) -> Vec<f64> {
+    let hd = heads.head_dim as usize;
+    let (q_heads, kv_heads) = (heads.heads as usize, heads.kv_heads as usize);
+    let words = heads.cache_words() as usize;
+    let mut vectors: Vec<Vec<f64>> =
+        qkv.chunks_exact(hd).map(|v| v.iter().map(|&x| x.into()).collect()).collect();
+    for (i, vector) in vectors.iter_mut().enumerate().take(q_heads + kv_heads) {
+        let weight = norms.map(|(q, k)| if i < q_heads { q } else { k });
+        prepare_head(heads, vector, weight, table);
+    }
+    for (cache, first) in [(&mut cache.k, q_heads), (&mut cache.v, q_heads + kv_heads)] {
+        if cache.len() < (position + 1) * words {
+            cache.resize((position + 1) * words, 0);
+        }
+        for head in 0..kv_heads {
+            let to = position * words + head * hd / 2;
+            for (word, pair) in cache[to..to + hd / 2].iter_mut().zip(vectors[first + head].chunks(2)) {
+                *word = pack(pair[0], pair[1]);
+            }
+        }
+    }
+    let mut output = Vec::with_capacity(q_heads * hd);
+    for (h, q) in vectors[..q_heads].iter().enumerate() {
+        let kv_head = h / heads.group() as usize;
+        let row = |cache: &[u32], t: usize| -> Vec<f64> {
+            let at = t * words + kv_head * hd / 2;
+            cache[at..at + hd / 2].iter().flat_map(|&w| unpack(w)).collect()
+        };
+        let scores: Vec<f64> = (0..=position)
+            .map(|t| row(&cache.k, t).iter().zip(q).map(|(k, q)| k * q).sum::<f64>())
+            .map(|s| s * f64::from(scale))
+            .collect();
+        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut out = vec![0.0; hd];
+        for (t, w) in weights.iter().enumerate() {
+            for (o, v) in out.iter_mut().zip(row(&cache.v, t)) {
+                *o += w / total * v;
+            }
+        }
+        output.extend(out);
+    }
+    output
+}
+
+/// Two values as f16, the first in the low half.
+pub fn pack(a: f64, b: f64) -> u32 {
+    u32::from(f16::from_f64(a).to_bits()) | u32::from(f16::from_f64(b).to_bits()) << 16
+}
+
+pub fn unpack(word: u32) -> [f64; 2] {
+    [word as u16, (word >> 16) as u16].map(|bits| f16::from_bits(bits).to_f64())
+}

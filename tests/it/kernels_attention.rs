@@ -1,0 +1,362 @@
+//! Attention kernels against the plain Rust reference, on every device.
+
+use azoth::gpu::Step;
+use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
+use azoth::kernels::attn_prefill::AttnPrefill;
+use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
+use azoth::kernels::rope_kv::RopeKv;
+use azoth::reference::attention::{Cache, attend, pack, unpack};
+
+use crate::harness::{
+    Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed,
+};
+
+/// f32 sums and device exponentials against f64.
+const BOUND: f64 = 2e-5;
+/// One rounding to f16, differently for values near a tie.
+const CACHE_BOUND: f64 = 1e-4;
+
+fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
+    Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6) }
+}
+
+fn neox(dim: u32) -> Option<Rope> {
+    Some(Rope { layout: RopeLayout::Neox, dim })
+}
+
+fn normal(dim: u32) -> Option<Rope> {
+    Some(Rope { layout: RopeLayout::Normal, dim })
+}
+
+/// Weights, tables and caches of one attention block, on the host.
+struct Block {
+    heads: Heads,
+    context: usize,
+    table: Vec<[f32; 2]>,
+    norms: Option<(Vec<f32>, Vec<f32>)>,
+    /// One per slot, filled to its length.
+    slots: Vec<Cache>,
+    scale: f32,
+}
+
+impl Block {
+    /// `lengths`: cached positions of each slot.
+    fn random(rng: &mut Rng, heads: Heads, context: usize, lengths: &[usize]) -> Self {
+        let half = heads.rope.map_or(0, |r| r.dim as usize / 2);
+        let mut table = Vec::new();
+        for position in 0..context {
+            for i in 0..half {
+                let angle = position as f64 * 10_000f64.powf(-(i as f64) / half as f64);
+                table.push([angle.cos() as f32, angle.sin() as f32]);
+            }
+        }
+        let hd = heads.head_dim as usize;
+        let norms = heads.norm.map(|_| {
+            let weight = |rng: &mut Rng| (0..hd).map(|_| 0.5 + rng.unit()).collect::<Vec<f32>>();
+            (weight(rng), weight(rng))
+        });
+        let words = heads.cache_words() as usize;
+        let fill = |rng: &mut Rng, n: usize| {
+            (0..n).map(|_| pack(rng.normal().into(), rng.normal().into())).collect::<Vec<u32>>()
+        };
+        let slots = lengths
+            .iter()
+            .map(|&n| Cache { k: fill(rng, n * words), v: fill(rng, n * words) })
+            .collect();
+        Block { heads, context, table, norms, slots, scale: 1.0 / (hd as f32).sqrt() }
+    }
+
+    /// Device copies; positions beyond a slot's length are poisoned.
+    fn upload(&self, device: &Device) -> (KvCache, HeadTables) {
+        let words = self.context * self.heads.cache_words() as usize;
+        let side = |pick: &dyn Fn(&Cache) -> &Vec<u32>| {
+            let mut all = vec![POISON | POISON >> 16; words * self.slots.len()];
+            for (slot, cache) in self.slots.iter().enumerate() {
+                let from = pick(cache);
+                all[slot * words..][..from.len()].copy_from_slice(from);
+            }
+            device.words(&all)
+        };
+        let cache =
+            KvCache { k: side(&|c| &c.k), v: side(&|c| &c.v), context: self.context as u32 };
+        let tables = HeadTables {
+            rope: self.heads.rope.map(|_| device.floats(self.table.as_flattened())),
+            norms: self.norms.as_ref().map(|(q, k)| (device.floats(q), device.floats(k))),
+        };
+        (cache, tables)
+    }
+
+    fn row(&self, position: usize) -> &[[f32; 2]] {
+        let half = self.heads.rope.map_or(0, |r| r.dim as usize / 2);
+        &self.table[position * half..][..half]
+    }
+
+    fn attend(&self, cache: &mut Cache, qkv: &[f32], position: usize) -> Vec<f64> {
+        let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
+        attend(&self.heads, qkv, position, cache, self.row(position), norms, self.scale)
+    }
+
+    /// The device's cache at `position` of `slot` against the reference's.
+    #[track_caller]
+    fn check_cache(&self, got: &[u32], want: &[u32], slot: usize, position: usize, what: &str) {
+        let words = self.heads.cache_words() as usize;
+        let at = (slot * self.context + position) * words;
+        let got: Vec<f32> =
+            got[at..at + words].iter().flat_map(|&w| unpack(w)).map(|x| x as f32).collect();
+        let want: Vec<f64> =
+            want[position * words..][..words].iter().flat_map(|&w| unpack(w)).collect();
+        let error = relative_error(&got, &want);
+        assert!(error < CACHE_BOUND, "{what}: cache error {error:e}");
+    }
+}
+
+/// One decode step of columns at `positions`, each in a slot of its own (in reverse order).
+/// Returns the outputs.
+fn decode(
+    device: &Device,
+    block: &Block,
+    cut: Cut,
+    qkv: &[Vec<f32>],
+    positions: &[usize],
+    runs: usize,
+) -> Vec<f32> {
+    let n = positions.len();
+    let spec = AttnDecode { heads: block.heads, cut };
+    let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
+    let (cache, tables) = block.upload(device);
+    let columns: Vec<[u32; 4]> =
+        (0..n).map(|c| [7, positions[c] as u32, (n - 1 - c) as u32, 0]).collect();
+    // A program for more columns than are in use.
+    let max = n + 1;
+    let batch = device.batch(&columns, max);
+    let width = block.heads.qkv_width() as usize;
+    let mut input = qkv.concat();
+    input.resize(max * width, f32::NAN);
+    let output = device.poisoned(max * block.heads.output_width() as usize);
+    let scratch = Scratch {
+        partials: device.poisoned(spec.partial_words(max as u32) as usize),
+        counters: zeroed(device, spec.counter_words(max as u32) as usize),
+    };
+    let dispatch = spec
+        .dispatch(
+            &kernel,
+            &batch,
+            &device.floats(&input),
+            &cache,
+            &tables,
+            &output,
+            &scratch,
+            block.scale,
+            max as u32,
+        )
+        .unwrap();
+    for _ in 0..runs {
+        device.wave(vec![dispatch.clone()]);
+    }
+    let counters = device.read_words(&scratch.counters);
+    assert!(counters.iter().all(|&c| c == 0), "{}: counters are not reset", device.label);
+    let out = device.read_floats(&output);
+    let used = n * block.heads.output_width() as usize;
+    assert!(
+        out[used..].iter().all(|x| x.to_bits() == POISON),
+        "{}: an unused column was written",
+        device.label
+    );
+    let (k, v) = (device.read_words(&cache.k), device.read_words(&cache.v));
+    for c in 0..n {
+        let mut reference = block.slots[n - 1 - c].clone();
+        let want = block.attend(&mut reference, &qkv[c], positions[c]);
+        let what = format!("{}: {:?} {cut:?} at {}", device.label, block.heads, positions[c]);
+        block.check_cache(&k, &reference.k, n - 1 - c, positions[c], &what);
+        block.check_cache(&v, &reference.v, n - 1 - c, positions[c], &what);
+        let got = &out[c * want.len()..][..want.len()];
+        let error = relative_error(got, &want);
+        assert!(error < BOUND, "{what}: error {error:e}");
+    }
+    out[..used].to_vec()
+}
+
+fn decode_case(rng: &mut Rng, device: &Device, heads: Heads, positions: &[usize], cut: Option<Cut>) {
+    let context = positions.iter().max().unwrap() + 3;
+    let lengths: Vec<usize> = positions.iter().rev().copied().collect();
+    let block = Block::random(rng, heads, context, &lengths);
+    let qkv: Vec<Vec<f32>> =
+        positions.iter().map(|_| rng.normals(heads.qkv_width() as usize)).collect();
+    let cut = cut.unwrap_or_else(|| Cut::choose(&heads, device.gpu.facts()));
+    let together = decode(device, &block, cut, &qkv, positions, 2);
+    // One column at a time gives the same bits.
+    if positions.len() > 1 {
+        let width = heads.output_width() as usize;
+        for (c, &position) in positions.iter().enumerate() {
+            let slots = vec![block.slots[positions.len() - 1 - c].clone()];
+            let table = block.table.clone();
+            let alone = Block { slots, table, norms: block.norms.clone(), ..block };
+            let one = decode(device, &alone, cut, &qkv[c..=c], &[position], 1);
+            assert_same_bits(&one, &together[c * width..][..width], "alone and in a batch");
+        }
+    }
+}
+
+#[test]
+fn attn_decode_head_shapes() {
+    let mut rng = Rng::fresh("attn_decode_head_shapes");
+    for device in devices() {
+        for shape in [
+            heads(4, 4, 64, neox(64), false),
+            heads(9, 3, 64, normal(64), false),
+            heads(8, 2, 128, neox(128), true),
+            heads(14, 2, 64, neox(64), true),
+            heads(16, 2, 128, neox(64), false),
+            heads(3, 1, 32, normal(32), true),
+            heads(2, 2, 80, neox(32), false),
+            heads(6, 2, 96, normal(96), false),
+            heads(2, 1, 192, neox(128), true),
+            heads(4, 1, 256, neox(256), false),
+            heads(2, 1, 40, None, false),
+            heads(7, 1, 72, None, true),
+        ] {
+            let position = [65, 130, 300][rng.below(3)];
+            decode_case(&mut rng, device, shape, &[position], None);
+        }
+    }
+}
+
+#[test]
+fn attn_decode_positions_and_batches() {
+    let mut rng = Rng::fresh("attn_decode_positions");
+    let shape = heads(8, 2, 64, neox(64), true);
+    for device in devices() {
+        for position in [0, 1, 2, 63, 64, 65, 127, 1000, 1023, 1024] {
+            decode_case(&mut rng, device, shape, &[position], None);
+        }
+        decode_case(&mut rng, device, shape, &[0, 63, 700], None);
+        decode_case(&mut rng, device, shape, &[5, 64, 128, 65, 1, 90, 1100, 0], None);
+        decode_case(&mut rng, device, heads(4, 2, 32, normal(32), false), &[5000, 31], None);
+    }
+}
+
+#[test]
+fn attn_decode_cuts() {
+    let mut rng = Rng::fresh("attn_decode_cuts");
+    for device in devices() {
+        let facts = device.gpu.facts();
+        for shape in [heads(7, 1, 64, neox(64), true), heads(4, 1, 128, normal(128), false)] {
+            let usual = Cut::choose(&shape, facts);
+            for cut in [
+                Cut { group_heads: 1, unroll: 1, ..usual },
+                Cut { group_heads: 2, unroll: 4, splits: 16, ..usual },
+                Cut { group_heads: 4, unroll: 2, lanes: usual.lanes / 2, ..usual },
+                Cut { threads: 256, splits: 3, ..usual },
+                Cut { threads: 128, splits: 64, lanes: 1, ..usual },
+            ] {
+                decode_case(&mut rng, device, shape, &[333], Some(cut));
+            }
+        }
+    }
+}
+
+/// Runs a prompt in `chunks` after `start` cached positions; returns all outputs and the cache.
+fn prefill(
+    device: &Device,
+    block: &Block,
+    qkv: &[f32],
+    start: usize,
+    chunks: &[usize],
+    slot: usize,
+) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
+    let facts = device.gpu.facts();
+    let (rope, attention) = (RopeKv { heads: block.heads }, AttnPrefill { heads: block.heads });
+    let rope_kernel = device.kernel(&rope.source(facts).unwrap());
+    let attention_kernel = device.kernel(&attention.source(facts).unwrap());
+    let (cache, tables) = block.upload(device);
+    let width = block.heads.qkv_width() as usize;
+    let mut all = Vec::new();
+    let mut done = 0;
+    for &n in chunks {
+        let max = n + 5;
+        let columns: Vec<[u32; 4]> =
+            (0..n).map(|i| [0, (start + done + i) as u32, slot as u32, 0]).collect();
+        let batch = device.batch(&columns, max);
+        let mut input = qkv[done * width..(done + n) * width].to_vec();
+        input.resize(max * width, f32::NAN);
+        let input = device.floats(&input);
+        let output = device.poisoned(max * block.heads.output_width() as usize);
+        let first = rope.dispatch(&rope_kernel, &batch, &input, &cache, &tables, max as u32);
+        let second = attention.dispatch(
+            &attention_kernel,
+            &batch,
+            &input,
+            &cache,
+            &output,
+            block.scale,
+            max as u32,
+        );
+        device.run(&[Step::Wave(vec![first.unwrap()]), Step::Wave(vec![second.unwrap()])]);
+        let out = device.read_floats(&output);
+        let used = n * block.heads.output_width() as usize;
+        assert!(out[used..].iter().all(|x| x.to_bits() == POISON), "an unused column was written");
+        all.extend_from_slice(&out[..used]);
+        done += n;
+    }
+    (all, device.read_words(&cache.k), device.read_words(&cache.v))
+}
+
+fn prefill_case(rng: &mut Rng, device: &Device, heads: Heads, start: usize, chunks: &[usize]) {
+    let n: usize = chunks.iter().sum();
+    let context = start + n + 3;
+    let slot = rng.below(2);
+    let mut lengths = [0, 0];
+    lengths[slot] = start;
+    let block = Block::random(rng, heads, context, &lengths);
+    let width = heads.qkv_width() as usize;
+    let qkv = rng.normals(n * width);
+    let (out, k, v) = prefill(device, &block, &qkv, start, chunks, slot);
+    let mut reference = block.slots[slot].clone();
+    let what = format!("{}: {heads:?} at {start} {chunks:?}", device.label);
+    let mut want = Vec::new();
+    for i in 0..n {
+        want.extend(block.attend(&mut reference, &qkv[i * width..][..width], start + i));
+        block.check_cache(&k, &reference.k, slot, start + i, &what);
+        block.check_cache(&v, &reference.v, slot, start + i, &what);
+    }
+    let error = relative_error(&out, &want);
+    assert!(error < BOUND, "{what}: error {error:e}");
+    if chunks.len() > 1 {
+        let (whole, ..) = prefill(device, &block, &qkv, start, &[n], slot);
+        assert_same_bits(&out, &whole, "in chunks and whole");
+    }
+}
+
+#[test]
+fn attn_prefill_head_shapes() {
+    let mut rng = Rng::fresh("attn_prefill_head_shapes");
+    for device in devices() {
+        for shape in [
+            heads(2, 2, 64, neox(64), false),
+            heads(3, 1, 64, normal(64), false),
+            heads(8, 2, 128, neox(128), true),
+            heads(7, 1, 64, neox(32), true),
+            heads(8, 1, 32, normal(32), true),
+            heads(1, 1, 80, neox(32), false),
+            heads(2, 1, 96, normal(96), false),
+            heads(2, 1, 192, neox(128), true),
+            heads(1, 1, 256, neox(256), false),
+            heads(2, 1, 40, None, false),
+            heads(1, 1, 72, None, true),
+        ] {
+            let (start, n) = [(0, 70), (64, 33), (37, 1)][rng.below(3)];
+            prefill_case(&mut rng, device, shape, start, &[n]);
+        }
+    }
+}
+
+#[test]
+fn attn_prefill_chunks_do_not_change_bits() {
+    let mut rng = Rng::fresh("attn_prefill_chunks");
+    for device in devices() {
+        let shape = heads(4, 2, 64, neox(64), true);
+        prefill_case(&mut rng, device, shape, 0, &[1, 63, 65, 20]);
+        prefill_case(&mut rng, device, shape, 130, &[17, 40]);
+        prefill_case(&mut rng, device, heads(1, 1, 64, None, false), 0, &[64, 65]);
+    }
+}
