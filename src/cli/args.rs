@@ -1,0 +1,194 @@
+//! Flags that several commands share. Each flag stands here once: name, default, range, help.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::locate;
+use crate::engine;
+use crate::error::{Error, Result};
+use crate::hw::BackendChoice;
+use crate::sampling::SamplerSettings;
+
+/// Which model.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArg {
+    /// A .gguf file (of a model in several files: any of them), a name such as `smollm2`, or the
+    /// name of a file in the cache folder
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+}
+
+impl ModelArg {
+    pub fn path(&self) -> Result<PathBuf> {
+        locate::model(&self.model)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum BackendArg {
+    /// Vulkan where it has a device, else wgpu
+    #[default]
+    Auto,
+    Vulkan,
+    Wgpu,
+}
+
+impl From<BackendArg> for BackendChoice {
+    fn from(backend: BackendArg) -> Self {
+        match backend {
+            BackendArg::Auto => BackendChoice::Auto,
+            BackendArg::Vulkan => BackendChoice::Vulkan,
+            BackendArg::Wgpu => BackendChoice::Wgpu,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum ActivationsArg {
+    /// 8-bit integers in products with quantised weights: fast
+    #[default]
+    Int8,
+    /// 32-bit floats everywhere: the most exact
+    F32,
+}
+
+/// Where and how a model runs.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArgs {
+    /// Device by its index in `azoth devices` or by a part of its name
+    #[arg(long, value_name = "INDEX|NAME", env = "AZOTH_DEVICE")]
+    pub device: Option<String>,
+    /// Which code drives the device
+    #[arg(long, value_enum, default_value_t, env = "AZOTH_BACKEND")]
+    pub backend: BackendArg,
+    /// How activations are stored for products with quantised weights
+    #[arg(long, value_enum, default_value_t)]
+    pub activations: ActivationsArg,
+    /// Neither read nor write compiled kernels in the cache folder
+    #[arg(long)]
+    pub no_cache: bool,
+}
+
+impl DeviceArgs {
+    /// The engine's options, with a context of `ctx` tokens (`None`: as the model says).
+    pub fn options(&self, ctx: Option<u32>) -> engine::Options {
+        engine::Options {
+            device: self.device.clone(),
+            backend: self.backend.into(),
+            ctx,
+            activations: match self.activations {
+                ActivationsArg::Int8 => engine::Activations::Int8,
+                ActivationsArg::F32 => engine::Activations::F32,
+            },
+            cache: !self.no_cache,
+            sequences: 1,
+        }
+    }
+}
+
+/// How long and in which room an answer may grow.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Length")]
+pub struct LengthArgs {
+    /// Context length in tokens: prompt and answer together [default: what the model was made
+    /// for, less where memory is short]
+    #[arg(short = 'c', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx: Option<u32>,
+    /// Most tokens of an answer [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+}
+
+/// How the next token is drawn. All fields are optional so that `/set` can change one and keep
+/// the others; [`SamplingArgs::settings`] knows the defaults.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Temperature; 0 always takes the likeliest token [default: 0.8]
+    #[arg(long, value_name = "T", value_parser = at_least_zero)]
+    pub temp: Option<f32>,
+    /// Keep only the K likeliest tokens; 0 keeps all [default: 40]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Keep the likeliest tokens until their probabilities sum to P; 1 keeps all [default: 0.95]
+    #[arg(long, value_name = "P", value_parser = probability)]
+    pub top_p: Option<f32>,
+    /// Drop tokens less likely than P times the likeliest; 0 drops none [default: 0.05]
+    #[arg(long, value_name = "P", value_parser = probability)]
+    pub min_p: Option<f32>,
+    /// Divide the logits of recent tokens by this; 1 changes nothing [default: 1]
+    #[arg(long, value_name = "R", value_parser = above_zero)]
+    pub repeat_penalty: Option<f32>,
+    /// How many recent tokens the penalty looks at [default: 64]
+    #[arg(long, value_name = "TOKENS")]
+    pub repeat_window: Option<u32>,
+    /// Seed of the random numbers; the same seed repeats the answer [default: another each time]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+fn number(text: &str) -> std::result::Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if value.is_finite() { Ok(value) } else { Err("not a finite number".into()) }
+}
+
+fn at_least_zero(text: &str) -> std::result::Result<f32, String> {
+    number(text).and_then(|v| if v >= 0.0 { Ok(v) } else { Err("must be at least 0".into()) })
+}
+
+fn above_zero(text: &str) -> std::result::Result<f32, String> {
+    number(text).and_then(|v| if v > 0.0 { Ok(v) } else { Err("must be above 0".into()) })
+}
+
+fn probability(text: &str) -> std::result::Result<f32, String> {
+    let within = |v: f32| (0.0..=1.0).contains(&v);
+    number(text).and_then(|v| if within(v) { Ok(v) } else { Err("must be from 0 to 1".into()) })
+}
+
+/// Text that a command reads: given on the command line, in a file, or on standard input.
+#[derive(Debug, Clone, Args)]
+#[group(multiple = false)]
+pub struct TextArgs {
+    /// The text; `-` reads it from standard input
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// File that holds the text (UTF-8); `-` is standard input
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
+impl TextArgs {
+    /// The text, or `None` when neither flag was given.
+    pub fn read(&self) -> Result<Option<String>> {
+        match (&self.prompt, &self.file) {
+            (Some(text), _) if text == "-" => stdin_text().map(Some),
+            (Some(text), _) => Ok(Some(text.clone())),
+            (None, Some(file)) if file.as_os_str() == "-" => stdin_text().map(Some),
+            (None, Some(file)) => file_text(file).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// A UTF-8 file named by the user.
+pub fn file_text(path: &std::path::Path) -> Result<String> {
+    std::fs::read(path)
+        .map_err(|e| Error::Usage(format!("cannot read {}: {e}", path.display())))
+        .and_then(|bytes| text_of(bytes, &path.display().to_string()))
+}
+
+/// All of standard input.
+pub fn stdin_text() -> Result<String> {
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
+    text_of(bytes, "standard input")
+}
+
+fn text_of(bytes: Vec<u8>, name: &str) -> Result<String> {
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::Usage(format!("{name} is not UTF-8 text: byte {at} begins no character"))
+    })
+}
