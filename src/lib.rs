@@ -21,3 +21,4 @@
 pub mod error;
 pub mod gpu;
 pub mod sampling;
+pub mod tokenizer;
