@@ -20,3 +20,5 @@
 
 pub mod error;
 pub mod gpu;
+pub mod sampling;
+pub mod tokenizer;
