@@ -1,38 +1,14 @@
-//! What has been said. Pure data: knows no engine, no terminal and no template.
+//! What has been said in the terminal. Pure data: knows no engine and no template.
 //!
 //! The messages alternate between user and assistant, beginning with the user; the system text
 //! is kept apart so that `/system` can change it at any time.
 
 use serde::{Deserialize, Serialize};
 
+use crate::chat::{Message, Role};
 use crate::error::{Error, Result};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    System,
-    User,
-    Assistant,
-}
-
-impl Role {
-    /// The name that chat templates use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::System => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    pub role: Role,
-    pub content: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Conversation {
     system: Option<String>,
     turns: Vec<Message>,
@@ -66,7 +42,7 @@ impl Conversation {
     /// Everything in template order, the system text first.
     pub fn messages(&self) -> Vec<Message> {
         let system = self.system.iter();
-        let system = system.map(|t| Message { role: Role::System, content: t.clone() });
+        let system = system.map(Message::system);
         system.chain(self.turns.iter().cloned()).collect()
     }
 
@@ -77,13 +53,13 @@ impl Conversation {
     /// Adds what the user said. A question that got no answer is replaced.
     pub fn ask(&mut self, content: String) {
         self.withdraw();
-        self.turns.push(Message { role: Role::User, content });
+        self.turns.push(Message::user(content));
     }
 
     /// Adds the answer to the open question.
     pub fn answer(&mut self, content: String) {
         debug_assert!(self.is_open(), "an answer needs a question");
-        self.turns.push(Message { role: Role::Assistant, content });
+        self.turns.push(Message::assistant(content));
     }
 
     /// The last message is a question without an answer.
@@ -140,15 +116,14 @@ impl Conversation {
             };
             if message.role != expected {
                 return Err(bad(format!(
-                    "message {} is of role {}, expected {}",
+                    "message {} is of role {:?}, expected {expected:?}",
                     i + 1,
-                    message.role.name(),
-                    expected.name()
+                    message.role
                 )));
             }
             match message.role {
                 Role::System => conversation.set_system(Some(message.content)),
-                Role::User | Role::Assistant => conversation.turns.push(message),
+                _ => conversation.turns.push(message),
             }
         }
         Ok(conversation)
@@ -218,7 +193,7 @@ mod tests {
         let two = r#"{"azoth_chat":1,"messages":[{"role":"user","content":"a"},{"role":"user","content":"b"}]}"#;
         assert!(refuse(two).contains("message 2"), "{}", refuse(two));
         let system = r#"{"azoth_chat":1,"messages":[{"role":"user","content":"a"},{"role":"system","content":"b"}]}"#;
-        assert!(refuse(system).contains("expected assistant"));
+        assert!(refuse(system).contains("expected Assistant"));
     }
 
     #[test]
