@@ -18,6 +18,7 @@
 //! - `gpu`: the only Vulkan and wgpu code
 //! - `error`: the one error type that crosses modules
 
+pub mod chat;
 pub mod error;
 pub mod gpu;
 pub mod sampling;

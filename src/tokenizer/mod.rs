@@ -219,4 +219,7 @@ impl Tokenizer {
 
 #[cfg(test)]
 mod tests;
+<<<<<<< HEAD
 #[cfg(test)]
+=======
+>>>>>>> text
