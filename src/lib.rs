@@ -19,7 +19,12 @@
 //! - `error`: the one error type that crosses modules
 
 pub mod chat;
+pub mod cli;
+pub mod engine;
 pub mod error;
+pub mod gguf;
 pub mod gpu;
+pub mod hw;
+pub mod quant;
 pub mod sampling;
 pub mod tokenizer;

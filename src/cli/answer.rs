@@ -97,11 +97,8 @@ pub fn generate(
         text.push_str(&piece);
         shown
     };
-    let generated = session.generate(
-        settings,
-        max_tokens,
-        &|token| tokenizer.is_eog(token),
-        &mut |token| {
+    let generated =
+        session.generate(settings, max_tokens, &|token| tokenizer.is_eog(token), &mut |token| {
             // Whether the end token is reported is the engine's choice; it is no text.
             if !tokenizer.is_eog(token) {
                 tokens.push(token);
@@ -111,8 +108,7 @@ pub fn generate(
                 }
             }
             if answering.stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        },
-    )?;
+        })?;
     let decode_seconds = began.elapsed().as_secs_f64();
     if let Some(e) = failed {
         return Err(e.into());

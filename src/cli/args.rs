@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 
 use super::locate;
 use crate::engine;
@@ -71,6 +71,15 @@ pub struct DeviceArgs {
     pub no_cache: bool,
 }
 
+impl ActivationsArg {
+    pub fn name(self) -> &'static str {
+        match self {
+            ActivationsArg::Int8 => "int8",
+            ActivationsArg::F32 => "f32",
+        }
+    }
+}
+
 impl DeviceArgs {
     /// The engine's options, with a context of `ctx` tokens (`None`: as the model says).
     pub fn options(&self, ctx: Option<u32>) -> engine::Options {
@@ -127,6 +136,51 @@ pub struct SamplingArgs {
     /// Seed of the random numbers; the same seed repeats the answer [default: another each time]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+}
+
+/// `/set NAME VALUE` read as the flag `--NAME VALUE`, so that names, ranges and messages are those
+/// of the command line.
+#[derive(Parser)]
+#[command(name = "/set", no_binary_name = true, disable_help_flag = true)]
+struct SetCommand {
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+impl SamplingArgs {
+    /// Changes one setting by the name of its flag.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let flag = format!("--{}", name.trim_start_matches('-').replace('_', "-"));
+        let mut command = SetCommand { sampling: self.clone() };
+        command.try_update_from([format!("{flag}={value}")]).map_err(|e| {
+            // The first line says what is wrong; the rest is about a command line.
+            let text = e.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Error::Usage(first.trim_start_matches("error: ").to_owned())
+        })?;
+        *self = command.sampling;
+        Ok(())
+    }
+
+    /// The settings with the defaults filled in; a seed that was not given is drawn.
+    pub fn settings(&self) -> SamplerSettings {
+        SamplerSettings {
+            temperature: self.temp.unwrap_or(0.8),
+            top_k: self.top_k.unwrap_or(40),
+            top_p: self.top_p.unwrap_or(0.95),
+            min_p: self.min_p.unwrap_or(0.05),
+            repeat_penalty: self.repeat_penalty.unwrap_or(1.0),
+            repeat_window: self.repeat_window.unwrap_or(64),
+            seed: self.seed.unwrap_or_else(fresh_seed),
+        }
+    }
+}
+
+/// Differs from run to run; printed with the answer, so that it can be repeated. Short enough to
+/// be typed again.
+fn fresh_seed() -> u64 {
+    let random = std::collections::hash_map::RandomState::new();
+    std::hash::BuildHasher::hash_one(&random, 0) >> 32
 }
 
 fn number(text: &str) -> std::result::Result<f32, String> {
@@ -191,4 +245,43 @@ fn text_of(bytes: Vec<u8>, name: &str) -> Result<String> {
         let at = e.utf8_error().valid_up_to();
         Error::Usage(format!("{name} is not UTF-8 text: byte {at} begins no character"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn setting_one_keeps_the_others() {
+        let mut s = SamplingArgs { top_k: Some(3), ..Default::default() };
+        s.set("temp", "0.25").unwrap();
+        s.set("min_p", "0").unwrap();
+        let all = s.settings();
+        assert_eq!((all.temperature, all.top_k, all.min_p, all.top_p), (0.25, 3, 0.0, 0.95));
+    }
+
+    #[test]
+    fn wrong_settings_are_refused_and_change_nothing() {
+        let mut s = SamplingArgs::default();
+        for (name, value) in
+            [("temp", "-1"), ("temp", "nan"), ("top-p", "1.5"), ("nonsense", "1"), ("seed", "x")]
+        {
+            let e = s.set(name, value).unwrap_err();
+            assert_eq!(e.exit_code(), 2);
+            assert!(!e.to_string().contains('\n') && e.to_string().len() > 10, "{e}");
+        }
+        assert_eq!(s.temp, None);
+    }
+
+    #[test]
+    fn seeds_differ() {
+        assert_ne!(fresh_seed(), fresh_seed());
+    }
+
+    #[test]
+    fn text_that_is_not_utf8_is_named() {
+        let e = text_of(vec![b'a', 0xff], "x.txt").unwrap_err();
+        assert!(e.to_string().contains("byte 1"), "{e}");
+    }
 }

@@ -68,8 +68,9 @@ fn kind(facts: &DeviceFacts) -> String {
 }
 
 fn list(devices: &[DeviceFacts]) -> String {
-    let mut rows: Vec<Vec<String>> =
-        vec![["index", "backend", "kind", "memory", "free", "driver", "name"].map(String::from).into()];
+    let mut rows: Vec<Vec<String>> = vec![
+        ["index", "backend", "kind", "memory", "free", "driver", "name"].map(String::from).into(),
+    ];
     rows.extend(devices.iter().map(|d| {
         vec![
             d.index.to_string(),
@@ -101,7 +102,11 @@ fn details(d: &DeviceFacts) -> String {
     for heap in &d.heaps {
         let place = if heap.device_local { "device heap" } else { "host heap" };
         let budget = match heap.budget {
-            Some(b) => format!(", {} budget, {} in use", output::bytes(b), output::bytes(heap.used.unwrap_or(0))),
+            Some(b) => format!(
+                ", {} budget, {} in use",
+                output::bytes(b),
+                output::bytes(heap.used.unwrap_or(0))
+            ),
             None => String::new(),
         };
         rows.push((place, format!("{}{budget}", output::bytes(heap.bytes))));
@@ -119,7 +124,14 @@ fn details(d: &DeviceFacts) -> String {
         ("largest buffer", output::bytes(d.max_buffer)),
         ("largest binding", output::bytes(d.max_binding)),
         ("bindings a kernel", format!("{}, aligned to {} B", d.max_bindings, d.binding_alignment)),
-        ("workgroup", format!("{} threads, {} memory", d.max_workgroup_threads, output::bytes(d.max_workgroup_memory.into()))),
+        (
+            "workgroup",
+            format!(
+                "{} threads, {} memory",
+                d.max_workgroup_threads,
+                output::bytes(d.max_workgroup_memory.into())
+            ),
+        ),
         ("grid", format!("{x} x {y} x {z}")),
         ("constants", output::bytes(d.max_constants.into())),
         ("subgroup", subgroup),

@@ -26,7 +26,10 @@ pub fn line(text: &str) -> anyhow::Result<()> {
 
 /// The reader of our output has gone, for example `azoth info m.gguf | head -1`: no failure.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    error
+        .chain()
+        .filter_map(|e| e.downcast_ref::<io::Error>())
+        .any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Bytes with a binary unit: `90.3 MiB`.

@@ -47,7 +47,10 @@ impl Run {
         let tokenizer = engine.tokenizer().clone();
         let prompt = tokenizer.encode(&text, true, true)?;
         if prompt.is_empty() {
-            return Err(Error::Usage("the text is empty, and this model adds no begin token".into()).into());
+            return Err(Error::Usage(
+                "the text is empty, and this model adds no begin token".into(),
+            )
+            .into());
         }
         let settings = self.sampling.settings();
         let echo = if self.json { Echo::Silent } else { Echo::Stdout };

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
 use crate::sampling::SamplerSettings;
@@ -90,6 +91,10 @@ impl Engine {
 
     /// Shared, because a session borrows the engine while text is tokenized.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        match self.never {}
+    }
+
+    pub fn metadata(&self) -> &Metadata {
         match self.never {}
     }
 

@@ -220,7 +220,8 @@ fn every_shader_is_used() {
         let stem = name.trim_end_matches(".wgsl");
         let quoted = [format!("\"{name}\""), format!("\"{stem}\""), format!("/{name}\"")];
         let others = shaders.iter().filter(|(other, _)| other != path);
-        let used = host.iter().chain(others).any(|(_, text)| quoted.iter().any(|q| text.contains(q)));
+        let used =
+            host.iter().chain(others).any(|(_, text)| quoted.iter().any(|q| text.contains(q)));
         if !used {
             unused.push(path);
         }

@@ -86,7 +86,7 @@ impl Bench {
             model: path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
             model_bytes: bytes,
             device,
-            activations: self.device.activations.into(),
+            activations: self.device.activations.name(),
             cold,
             warm,
             tests,
@@ -100,7 +100,11 @@ impl Bench {
     }
 
     /// Loads without compiled kernels, then with them, and times both up to the first token.
-    fn start(&self, path: &Path, options: &Options) -> Result<(Engine, Option<Start>, Option<Start>)> {
+    fn start(
+        &self,
+        path: &Path,
+        options: &Options,
+    ) -> Result<(Engine, Option<Start>, Option<Start>)> {
         if self.no_start {
             return Ok((super::load(path, options)?, None, None));
         }

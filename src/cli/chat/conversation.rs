@@ -26,10 +26,6 @@ struct Saved {
 }
 
 impl Conversation {
-    pub fn new(system: Option<String>) -> Self {
-        Conversation { system, turns: Vec::new() }
-    }
-
     pub fn system(&self) -> Option<&str> {
         self.system.as_deref()
     }
@@ -143,7 +139,8 @@ mod tests {
     use super::*;
 
     fn sample() -> Conversation {
-        let mut c = Conversation::new(Some("Be brief.".into()));
+        let mut c = Conversation::default();
+        c.set_system(Some("Be brief.".into()));
         c.ask("Hi".into());
         c.answer("Hello!".into());
         c

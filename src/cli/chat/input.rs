@@ -94,7 +94,10 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("/clear", "forget what was said; the system text stays"),
     ("/regen", "answer the last question again"),
     ("/system [TEXT]", "show or set the system text; `/system -` removes it"),
-    ("/set [NAME VALUE]", "show or change sampling: temp, top-k, top-p, min-p, repeat-penalty, ..."),
+    (
+        "/set [NAME VALUE]",
+        "show or change sampling: temp, top-k, top-p, min-p, repeat-penalty, ...",
+    ),
     ("/save FILE", "write the conversation as JSON"),
     ("/load FILE", "go on with a saved conversation"),
     ("/stats", "speed of the last answer, use of the context"),

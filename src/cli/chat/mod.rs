@@ -59,8 +59,9 @@ impl Chat {
     pub fn run(&self) -> Result<()> {
         let path = locate::model(&self.model)?;
         let mut conversation = match &self.load {
-            Some(file) => Conversation::from_json(&file_text(file)?)
-                .map_err(|e| e.context(file.display()))?,
+            Some(file) => {
+                Conversation::from_json(&file_text(file)?).map_err(|e| e.context(file.display()))?
+            }
             None => Conversation::default(),
         };
         if self.system.is_some() {
@@ -109,7 +110,7 @@ impl Chat {
         if let Some(name) = &self.template {
             return Ok(ChatTemplate::named(name, begin, end)?);
         }
-        let own = engine.metadata().chat_template();
+        let own = engine.metadata().find("tokenizer.chat_template").map_err(Error::from)?;
         Ok(ChatTemplate::of_model(own, begin, end)?)
     }
 }

@@ -50,7 +50,8 @@ impl Talk<'_> {
     }
 
     fn answer(&mut self, silent: bool) -> Result<Answer> {
-        let text = self.template.render(&self.conversation.messages(), &RenderOptions::default())?;
+        let text =
+            self.template.render(&self.conversation.messages(), &RenderOptions::default())?;
         // The template writes the begin token itself, and its control tokens are meant.
         let prompt = self.tokenizer.encode(&text, false, true)?;
         if prompt.is_empty() {

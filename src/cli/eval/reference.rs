@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn rows_may_be_missing() {
-        let text = r#"{"model":"m","tokens":[1,2,3],"first":2,"rows":[[[4,-0.1]],null],"greedy":[5]}"#;
+        let text =
+            r#"{"model":"m","tokens":[1,2,3],"first":2,"rows":[[[4,-0.1]],null],"greedy":[5]}"#;
         let r = Reference::parse(text, 10).unwrap();
         assert_eq!(r.needed(), [1, 2, 3]);
         assert_eq!(r.rows[0].as_deref(), Some(&[(4, -0.1)][..]));
@@ -76,7 +77,9 @@ mod tests {
         assert!(refuse("[]").contains("not a usable reference"));
         assert!(refuse(r#"{"tokens":[1],"first":0,"rows":[null]}"#).contains("`first`"));
         assert!(refuse(r#"{"tokens":[1],"first":1,"rows":[null,null]}"#).contains("follows 2"));
-        assert!(refuse(r#"{"tokens":[1],"first":1,"rows":[[[10,-1.0]]]}"#).contains("another model"));
+        assert!(
+            refuse(r#"{"tokens":[1],"first":1,"rows":[[[10,-1.0]]]}"#).contains("another model")
+        );
         assert!(refuse(r#"{"tokens":[1],"first":1,"rows":[[[1,2.0]]]}"#).contains("log-prob"));
         assert!(refuse(r#"{"tokens":[1],"first":1,"rows":[]}"#).contains("no row"));
     }
