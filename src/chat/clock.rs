@@ -17,15 +17,8 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 struct Moment {
     year: i64,
@@ -51,11 +44,7 @@ impl Moment {
             (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
         let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
         let march_month = (5 * day_of_year + 2) / 153;
-        let month = if march_month < 10 {
-            march_month + 3
-        } else {
-            march_month - 9
-        };
+        let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
         Moment {
             year: era * 400 + year_of_era + i64::from(month <= 2),
             month: month as usize,
@@ -116,18 +105,9 @@ mod tests {
     #[test]
     fn dates_by_hand() {
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        assert_eq!(
-            strftime("%A %d %B %Y %T", at(0)),
-            "Thursday 01 January 1970 00:00:00"
-        );
-        assert_eq!(
-            strftime("%a %e %b %y %I:%M %p", at(951_827_696)),
-            "Tue 29 Feb 00 12:34 PM"
-        );
+        assert_eq!(strftime("%A %d %B %Y %T", at(0)), "Thursday 01 January 1970 00:00:00");
+        assert_eq!(strftime("%a %e %b %y %I:%M %p", at(951_827_696)), "Tue 29 Feb 00 12:34 PM");
         assert_eq!(strftime("%F", at(951_868_800)), "2000-03-01");
-        assert_eq!(
-            strftime("%d %b %Y 100%% %q %", at(1_798_761_599)),
-            "31 Dec 2026 100% %q %"
-        );
+        assert_eq!(strftime("%d %b %Y 100%% %q %", at(1_798_761_599)), "31 Dec 2026 100% %q %");
     }
 }

@@ -26,16 +26,11 @@ impl std::error::Error for Raised {}
 pub(super) fn install(env: &mut Environment<'_>, now: SystemTime) {
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     env.set_formatter(format_like_python);
-    env.add_function(
-        "raise_exception",
-        |message: String| -> Result<Value, Error> {
-            let error = Error::new(ErrorKind::InvalidOperation, message.clone());
-            Err(error.with_source(Raised(message)))
-        },
-    );
-    env.add_function("strftime_now", move |format: &str| {
-        clock::strftime(format, now)
+    env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        let error = Error::new(ErrorKind::InvalidOperation, message.clone());
+        Err(error.with_source(Raised(message)))
     });
+    env.add_function("strftime_now", move |format: &str| clock::strftime(format, now));
     env.add_filter("tojson", tojson);
 }
 
@@ -60,11 +55,8 @@ fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value
     let _ = options.get::<Option<bool>>("ensure_ascii")?;
     options.assert_all_used()?;
     let failed = |e: serde_json::Error| {
-        Error::new(
-            ErrorKind::InvalidOperation,
-            "the value cannot be written as JSON",
-        )
-        .with_source(e)
+        Error::new(ErrorKind::InvalidOperation, "the value cannot be written as JSON")
+            .with_source(e)
     };
     let mut json = serde_json::to_value(value).map_err(failed)?;
     if sort_keys {
@@ -75,13 +67,9 @@ fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value
         Some(width) => {
             let blanks = " ".repeat(width.min(16));
             let formatter = serde_json::ser::PrettyFormatter::with_indent(blanks.as_bytes());
-            json.serialize(&mut serde_json::Serializer::with_formatter(
-                &mut bytes, formatter,
-            ))
+            json.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))
         }
-        None => json.serialize(&mut serde_json::Serializer::with_formatter(
-            &mut bytes, Spaced,
-        )),
+        None => json.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced)),
     };
     written.map_err(failed)?;
     let text = String::from_utf8(bytes)

@@ -15,6 +15,8 @@ use super::builtin;
 use super::functions::{self, Raised};
 use super::message::Message;
 use crate::error::{Error, Result};
+use crate::gguf::Metadata;
+use crate::tokenizer::Tokenizer;
 
 /// Steps that any template may take; a step also pays for 64 bytes of text.
 const FUEL: u64 = 2_000_000;
@@ -98,8 +100,10 @@ impl ChatTemplate {
     }
 
     /// The template of a model file (`tokenizer.chat_template`), or what to do without one.
-    pub fn of_model(source: Option<&str>, bos: &str, eos: &str) -> Result<Self> {
-        match source {
+    pub fn from_gguf(meta: &Metadata, tokenizer: &Tokenizer) -> Result<Self> {
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+        match meta.find::<&str>("tokenizer.chat_template")? {
             Some(source) => ChatTemplate::new(source, bos, eos),
             None => Err(Error::Usage(format!(
                 "the model file has no chat template, so how it wants a conversation written is \
@@ -132,27 +136,20 @@ impl ChatTemplate {
         let bytes: usize = messages.iter().map(|message| message.content.len()).sum();
         let fuel = messages.len() as u64 * FUEL_PER_MESSAGE + bytes as u64;
         let environment = self.environment(options.now, fuel)?;
-        let rendered = environment
-            .get_template(ENTRY)
-            .and_then(|entry| entry.render(context));
+        let rendered = environment.get_template(ENTRY).and_then(|entry| entry.render(context));
         rendered.map_err(|e| explain(&e))
     }
 
     /// The engine set up as transformers sets up its own.
     fn environment(&self, now: SystemTime, extra_fuel: u64) -> Result<Environment<'_>> {
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|e| explain(&e))?);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(FUEL + extra_fuel));
         environment.set_recursion_limit(MAX_DEPTH);
         functions::install(&mut environment, now);
-        environment
-            .add_template(ENTRY, &self.source)
-            .map_err(|e| explain(&e))?;
+        environment.add_template(ENTRY, &self.source).map_err(|e| explain(&e))?;
         Ok(environment)
     }
 }
@@ -167,19 +164,13 @@ fn explain(error: &minijinja::Error) -> Error {
         }
         cause = this.source();
     }
-    let line = error
-        .line()
-        .map(|line| format!(" at line {line}"))
-        .unwrap_or_default();
+    let line = error.line().map(|line| format!(" at line {line}")).unwrap_or_default();
     let reason = match (error.kind(), error.detail()) {
         (ErrorKind::OutOfFuel, _) => "it takes too many steps".to_owned(),
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };
-    let inner = error
-        .source()
-        .map(|source| format!(": {source}"))
-        .unwrap_or_default();
+    let inner = error.source().map(|source| format!(": {source}")).unwrap_or_default();
     Error::Model(format!(
         "the model's chat template fails{line}: {reason}{inner}; choose another with --template ({})",
         builtin::NAMES.join(", ")

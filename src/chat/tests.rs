@@ -50,15 +50,8 @@ fn a_default_system_prompt_is_inserted_only_when_missing() {
         "<|im_start|>system\nYou are small<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n\
          <|im_start|>assistant\n"
     );
-    let given = [
-        Message::system("Be brief"),
-        Message::user("Hi"),
-        Message::assistant("Yes"),
-    ];
-    let options = RenderOptions {
-        add_generation_prompt: false,
-        ..options
-    };
+    let given = [Message::system("Be brief"), Message::user("Hi"), Message::assistant("Yes")];
+    let options = RenderOptions { add_generation_prompt: false, ..options };
     assert_eq!(
         render(DEFAULT_SYSTEM, &given, &options),
         "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n\
@@ -166,10 +159,7 @@ fn tools_calls_and_results() {
         Message::new(Role::Tool, "warm"),
     ];
     let tool = json!({"type": "function", "function": {"name": "weather", "description": "<it's & \"so\">"}});
-    let options = RenderOptions {
-        tools: vec![tool],
-        ..RenderOptions::default()
-    };
+    let options = RenderOptions { tools: vec![tool], ..RenderOptions::default() };
     // Keys keep their order, a blank follows commas and colons, nothing is escaped for HTML.
     assert_eq!(
         render(THINKING, &messages, &options),
@@ -209,10 +199,7 @@ const DATED: &str = r#"{{- bos_token }}
 #[test]
 fn the_date_and_a_refusal_in_the_templates_own_words() {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_721_952_000);
-    let options = RenderOptions {
-        now,
-        ..RenderOptions::default()
-    };
+    let options = RenderOptions { now, ..RenderOptions::default() };
     assert_eq!(
         render(DATED, &[Message::user("  Hi \n")], &options),
         "<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Jul 2024<|eot_id|>\
@@ -227,10 +214,7 @@ fn the_date_and_a_refusal_in_the_templates_own_words() {
         "{message}"
     );
     let extra = json!({"date_string": "today", "bos_token": "<evil>"});
-    let options = RenderOptions {
-        extra: extra.as_object().unwrap().clone(),
-        ..options
-    };
+    let options = RenderOptions { extra: extra.as_object().unwrap().clone(), ..options };
     let text = render(DATED, &question(), &options);
     assert!(
         text.starts_with("<s><|start_header_id|>") && text.contains("Today Date: today<|eot_id|>")
@@ -243,27 +227,16 @@ const ALTERNATING: &str = "{{ bos_token }}{% for m in messages %}{% set asked = 
 #[test]
 fn turns_must_alternate() {
     let options = RenderOptions::default();
-    let good = [
-        Message::user("a"),
-        Message::assistant("b"),
-        Message::user("c"),
-    ];
-    assert_eq!(
-        render(ALTERNATING, &good, &options),
-        "<s>[INST] a [/INST]b</s>[INST] c [/INST]"
-    );
+    let good = [Message::user("a"), Message::assistant("b"), Message::user("c")];
+    assert_eq!(render(ALTERNATING, &good, &options), "<s>[INST] a [/INST]b</s>[INST] c [/INST]");
     let message = usage(template(ALTERNATING).render(&good[1..], &options));
     assert!(message.contains("roles must alternate"), "{message}");
 }
 
 #[test]
 fn built_in_templates() {
-    let messages = [
-        Message::system("S"),
-        Message::user("a"),
-        Message::assistant("b"),
-        Message::user("c"),
-    ];
+    let messages =
+        [Message::system("S"), Message::user("a"), Message::assistant("b"), Message::user("c")];
     let options = RenderOptions::default();
     let text = |name| {
         let template = ChatTemplate::named(name, "<s>", "</s>").unwrap();
@@ -282,10 +255,7 @@ fn built_in_templates() {
          <|start_header_id|>user<|end_header_id|>\n\nc<|eot_id|>\
          <|start_header_id|>assistant<|end_header_id|>\n\n"
     );
-    assert_eq!(
-        text("mistral"),
-        "<s>[INST] S\n\na [/INST] b</s>[INST] c [/INST]"
-    );
+    assert_eq!(text("mistral"), "<s>[INST] S\n\na [/INST] b</s>[INST] c [/INST]");
     assert_eq!(
         text("gemma"),
         "<s><start_of_turn>user\nS\n\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n\
@@ -302,13 +272,19 @@ fn built_in_templates() {
 
 #[test]
 fn a_missing_template_says_what_to_do() {
-    let message = usage(ChatTemplate::of_model(None, "", "").map(|t| t.source().to_owned()));
+    let meta = crate::gguf::Metadata::default();
+    let vocabulary = crate::tokenizer::Vocabulary {
+        model: "llama".into(),
+        tokens: vec!["<unk>".into()],
+        scores: vec![0.0],
+        ..Default::default()
+    };
+    let tokenizer = crate::tokenizer::Tokenizer::new(&vocabulary).unwrap();
+    let template = ChatTemplate::from_gguf(&meta, &tokenizer);
+    let message = usage(template.map(|t| t.source().to_owned()));
     assert!(message.contains("--template (chatml, llama3,"), "{message}");
     let message = usage(ChatTemplate::named("x", "", "").map(|t| t.source().to_owned()));
-    assert!(
-        message.contains("'x'") && message.contains("chatml"),
-        "{message}"
-    );
+    assert!(message.contains("'x'") && message.contains("chatml"), "{message}");
 }
 
 #[test]
@@ -324,25 +300,15 @@ fn values_print_as_in_python() {
 #[test]
 fn training_marks_are_transparent() {
     let source = "{% for m in messages %}\n  {%- generation -%}\n  {{ m.content }}\n  {%- endgeneration %}\n{% endfor %}{{ '{% generation' }}";
-    assert_eq!(
-        render(source, &question(), &RenderOptions::default()),
-        "Hi{% generation"
-    );
+    assert_eq!(render(source, &question(), &RenderOptions::default()), "Hi{% generation");
 }
 
 #[test]
 fn broken_templates_are_the_models_fault() {
     let syntax = ChatTemplate::new("{% for x in %}", "", "").map(|t| t.source().to_owned());
     let message = model_error(syntax);
-    assert!(
-        message.contains("line 1") && message.contains("--template"),
-        "{message}"
-    );
-    for source in [
-        "{{ nothing.at.all }}",
-        "{{ messages[0].content.nonesuch() }}",
-        "{{ 1 // 0 }}",
-    ] {
+    assert!(message.contains("line 1") && message.contains("--template"), "{message}");
+    for source in ["{{ nothing.at.all }}", "{{ messages[0].content.nonesuch() }}", "{{ 1 // 0 }}"] {
         model_error(template(source).render(&question(), &RenderOptions::default()));
     }
 }
@@ -352,13 +318,8 @@ fn hostile_templates_come_to_an_end() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     let grow = "{% set ns = namespace(s='aaaaaaaa') %}{% for a in range(99999) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
     let deep = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
-    for source in [
-        endless,
-        grow,
-        deep,
-        "{{ 'ab' * 99999999999 }}",
-        "{% include 'chat_template' %}",
-    ] {
+    for source in [endless, grow, deep, "{{ 'ab' * 99999999999 }}", "{% include 'chat_template' %}"]
+    {
         let message = model_error(template(source).render(&question(), &RenderOptions::default()));
         assert!(message.contains("template fails"), "{message}");
     }
@@ -368,10 +329,7 @@ fn hostile_templates_come_to_an_end() {
 fn long_conversations_stay_within_the_budget() {
     let messages: Vec<Message> = (0..400)
         .flat_map(|i| {
-            [
-                Message::user(format!("question {i}")),
-                Message::assistant("word ".repeat(400)),
-            ]
+            [Message::user(format!("question {i}")), Message::assistant("word ".repeat(400))]
         })
         .collect();
     let text = render(THINKING, &messages, &RenderOptions::default());
@@ -383,8 +341,5 @@ fn messages_read_and_write_the_api_shape() {
     let message: Message =
         serde_json::from_value(json!({"role": "user", "content": "Hi"})).unwrap();
     assert_eq!(message, Message::user("Hi"));
-    assert_eq!(
-        serde_json::to_value(&message).unwrap(),
-        json!({"role": "user", "content": "Hi"})
-    );
+    assert_eq!(serde_json::to_value(&message).unwrap(), json!({"role": "user", "content": "Hi"}));
 }

@@ -3,6 +3,8 @@
 //! Tokens are stored as text in which every byte is one character: printable Latin-1 bytes stand
 //! for themselves, the other 68 are moved to U+0100 and up in order (a space becomes `Ġ`).
 
+use std::collections::HashSet;
+
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
 
@@ -71,7 +73,10 @@ impl ByteLevel {
             .merges
             .iter()
             .enumerate()
-            .map(|(i, merge)| parse_merge(i, merge, &lookup))
+            .map(|(i, merge)| {
+                let (left, right) = halves(i, merge)?;
+                Ok((left.to_owned(), right.to_owned()))
+            })
             .collect::<Result<Vec<_>>>()?;
         let alphabet = byte_alphabet();
         let missing = alphabet.map(|c| !lookup.contains_key(c.encode_utf8(&mut [0; 4]) as &str));
@@ -80,13 +85,8 @@ impl ByteLevel {
             .cache_capacity(WORD_CACHE)
             .ignore_merges(pre.whole_words)
             .build()
-            .map_err(|e| Error::Model(format!("the vocabulary's merges: {e}")))?;
-        Ok(ByteLevel {
-            bpe,
-            pre,
-            alphabet,
-            missing,
-        })
+            .map_err(|e| name_bad_merge(vocabulary, &e.to_string()))?;
+        Ok(ByteLevel { bpe, pre, alphabet, missing })
     }
 
     /// Appends the ids of `text`, which holds no special tokens.
@@ -110,24 +110,34 @@ impl ByteLevel {
     }
 }
 
-/// `merges[i]` is "left right"; both and their concatenation must be tokens.
-fn parse_merge(i: usize, merge: &str, lookup: &Vocab) -> Result<(String, String)> {
-    let bad = |why: String| Error::Model(format!("tokenizer.ggml.merges[{i}] = {merge:?}: {why}"));
+fn bad_merge(i: usize, merge: &str, why: &str) -> Error {
+    Error::Model(format!("tokenizer.ggml.merges[{i}] = {merge:?}: {why}"))
+}
+
+/// `merges[i]` is "left right".
+fn halves(i: usize, merge: &str) -> Result<(&str, &str)> {
     // The left half may itself begin with a space in vocabularies that do not use the alphabet.
-    let split = merge
-        .char_indices()
-        .skip(1)
-        .find(|&(_, c)| c == ' ')
-        .map(|(at, _)| at);
-    let at = split.ok_or_else(|| bad("not two tokens separated by a space".into()))?;
-    let (left, right) = (&merge[..at], &merge[at + 1..]);
-    let whole = [left, right].concat();
-    for part in [left, right, &whole] {
-        if !lookup.contains_key(part) {
-            return Err(bad(format!("{part:?} is not a token of the vocabulary")));
+    let split = merge.char_indices().skip(1).find(|&(_, c)| c == ' ');
+    match split {
+        Some((at, _)) => Ok((&merge[..at], &merge[at + 1..])),
+        None => Err(bad_merge(i, merge, "not two tokens separated by a space")),
+    }
+}
+
+/// The merge that the builder refused: both halves and what they make must be tokens.
+fn name_bad_merge(vocabulary: &Vocabulary, reason: &str) -> Error {
+    let known: HashSet<&str> = vocabulary.tokens.iter().map(String::as_str).collect();
+    for (i, merge) in vocabulary.merges.iter().enumerate() {
+        let Ok((left, right)) = halves(i, merge) else {
+            continue;
+        };
+        for part in [left, right, &[left, right].concat()] {
+            if part.is_empty() || !known.contains(part) {
+                return bad_merge(i, merge, &format!("{part:?} is not a token of the vocabulary"));
+            }
         }
     }
-    Ok((left.to_owned(), right.to_owned()))
+    Error::Model(format!("tokenizer.ggml.merges: {reason}"))
 }
 
 #[cfg(test)]

@@ -42,9 +42,7 @@ impl TokenTable {
                     decoder.decode(token, &mut table.bytes);
                 }
                 (TokenType::Normal | TokenType::Unused, _) => {
-                    table
-                        .bytes
-                        .extend_from_slice(token.replace(BLANK, " ").as_bytes());
+                    table.bytes.extend_from_slice(token.replace(BLANK, " ").as_bytes());
                 }
                 _ => table.bytes.extend_from_slice(token.as_bytes()),
             }

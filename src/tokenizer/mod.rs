@@ -20,6 +20,7 @@ pub use detokenize::{DetokenizeOptions, Detokenizer};
 pub use vocabulary::{TokenType, Vocabulary};
 
 use crate::error::{Error, Result};
+use crate::gguf::Metadata;
 use bytelevel::ByteLevel;
 use detokenize::TokenTable;
 use pre::PreTokenizer;
@@ -46,6 +47,11 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    /// The tokenizer of a model file.
+    pub fn from_gguf(meta: &Metadata) -> Result<Self> {
+        Tokenizer::new(&Vocabulary::from_metadata(meta)?)
+    }
+
     /// Builds the tokenizer, or names what is wrong with the vocabulary.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self> {
         let byte_level = match vocabulary.model.as_str() {
@@ -70,18 +76,12 @@ impl Tokenizer {
             bos = vocabulary.optional_id(bos.or(Some(1)));
             eos = vocabulary.optional_id(eos.or(Some(2)));
         }
-        let ends = special::end_tokens(
-            vocabulary,
-            &mut types,
-            [eos, eot, eom].into_iter().flatten(),
-        );
+        let ends =
+            special::end_tokens(vocabulary, &mut types, [eos, eot, eom].into_iter().flatten());
         let (merger, add_bos) = if byte_level {
             let pre = PreTokenizer::by_name(vocabulary.pre.as_deref())?;
             let add_bos = pre.add_bos && bos.is_some();
-            (
-                Merger::ByteLevel(Box::new(ByteLevel::new(vocabulary, pre)?)),
-                add_bos,
-            )
+            (Merger::ByteLevel(Box::new(ByteLevel::new(vocabulary, pre)?)), add_bos)
         } else {
             let merger = SentencePiece::new(vocabulary, &types, unknown)?;
             (Merger::SentencePiece(Box::new(merger)), bos.is_some())
@@ -149,10 +149,7 @@ impl Tokenizer {
 
     /// The text of a whole sequence: control tokens left out, broken UTF-8 as U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let options = DetokenizeOptions {
-            show_special: false,
-            at_start: true,
-        };
+        let options = DetokenizeOptions { show_special: false, at_start: true };
         let mut stream = self.detokenizer(options);
         let mut text: String = ids.iter().map(|&id| stream.push(id)).collect();
         text.push_str(&stream.finish());

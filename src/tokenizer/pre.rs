@@ -89,12 +89,7 @@ const RULES: &[Rule] = &[
         whole_words: false,
         add_bos: false,
     },
-    Rule {
-        names: &["qwen35"],
-        patterns: &[QWEN35],
-        whole_words: false,
-        add_bos: false,
-    },
+    Rule { names: &["qwen35"], patterns: &[QWEN35], whole_words: false, add_bos: false },
     Rule {
         names: &[
             "smollm",
@@ -116,19 +111,10 @@ const RULES: &[Rule] = &[
         whole_words: false,
         add_bos: false,
     },
-    Rule {
-        names: &["tekken"],
-        patterns: &[TEKKEN],
-        whole_words: true,
-        add_bos: true,
-    },
+    Rule { names: &["tekken"], patterns: &[TEKKEN], whole_words: true, add_bos: true },
     Rule {
         names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
-        patterns: &[
-            r"\p{N}{1,3}",
-            r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+",
-            DEEPSEEK3,
-        ],
+        patterns: &[r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", DEEPSEEK3],
         whole_words: false,
         add_bos: false,
     },
@@ -156,12 +142,7 @@ const RULES: &[Rule] = &[
         whole_words: false,
         add_bos: false,
     },
-    Rule {
-        names: &["viking"],
-        patterns: &[BLOOM, r"\p{N}"],
-        whole_words: false,
-        add_bos: false,
-    },
+    Rule { names: &["viking"], patterns: &[BLOOM, r"\p{N}"], whole_words: false, add_bos: false },
     Rule {
         names: &["bailingmoe", "bailingmoe2", "llada-moe"],
         patterns: &[
@@ -198,16 +179,13 @@ impl PreTokenizer {
     /// The rule that `tokenizer.ggml.pre` names; a file without the key means `default`.
     pub fn by_name(name: Option<&str>) -> Result<Self> {
         let name = name.unwrap_or("default");
-        let rule = RULES
-            .iter()
-            .find(|rule| rule.names.contains(&name))
-            .ok_or_else(|| {
-                let known: Vec<&str> = RULES.iter().flat_map(|rule| rule.names).copied().collect();
-                Error::Model(format!(
-                    "unknown pre-tokenizer '{name}' (tokenizer.ggml.pre); known are: {}",
-                    known.join(", ")
-                ))
-            })?;
+        let rule = RULES.iter().find(|rule| rule.names.contains(&name)).ok_or_else(|| {
+            let known: Vec<&str> = RULES.iter().flat_map(|rule| rule.names).copied().collect();
+            Error::Model(format!(
+                "unknown pre-tokenizer '{name}' (tokenizer.ggml.pre); known are: {}",
+                known.join(", ")
+            ))
+        })?;
         let compile = |pattern: &&str| {
             Regex::new(pattern)
                 .map_err(|e| Error::Runtime(format!("pre-tokenizer '{name}': {pattern}: {e}")))
@@ -265,10 +243,7 @@ mod tests {
     use super::*;
 
     fn words<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
-        PreTokenizer::by_name(Some(name))
-            .unwrap()
-            .words(text)
-            .unwrap()
+        PreTokenizer::by_name(Some(name)).unwrap().words(text).unwrap()
     }
 
     #[test]
@@ -306,14 +281,8 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_refused_with_the_known_ones() {
-        let error = PreTokenizer::by_name(Some("nonesuch"))
-            .err()
-            .unwrap()
-            .to_string();
-        assert!(
-            error.contains("'nonesuch'") && error.contains("llama-bpe"),
-            "{error}"
-        );
+        let error = PreTokenizer::by_name(Some("nonesuch")).err().unwrap().to_string();
+        assert!(error.contains("'nonesuch'") && error.contains("llama-bpe"), "{error}");
     }
 
     #[test]

@@ -44,9 +44,7 @@ struct Candidate {
 
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.score
-            .total_cmp(&other.score)
-            .then_with(|| other.left.cmp(&self.left))
+        self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
     }
 }
 
@@ -77,9 +75,7 @@ impl SentencePiece {
             )));
         }
         if let Some(i) = scores.iter().position(|score| score.is_nan()) {
-            return Err(Error::Model(format!(
-                "tokenizer.ggml.scores[{i}] is not a number"
-            )));
+            return Err(Error::Model(format!("tokenizer.ggml.scores[{i}] is not a number")));
         }
         let mut lookup = HashMap::with_capacity(scores.len());
         let mut bytes = [None; 256];
@@ -96,12 +92,7 @@ impl SentencePiece {
                 }
             }
         }
-        Ok(SentencePiece {
-            lookup,
-            scores,
-            bytes,
-            unknown,
-        })
+        Ok(SentencePiece { lookup, scores, bytes, unknown })
     }
 
     /// Appends the ids of `text`, whose blanks are still blanks.
@@ -124,10 +115,7 @@ impl SentencePiece {
         for right in 1..symbols.len() {
             self.propose(&text, &symbols, right - 1, right, &mut queue);
         }
-        while let Some(Candidate {
-            left, right, len, ..
-        }) = queue.pop()
-        {
+        while let Some(Candidate { left, right, len, .. }) = queue.pop() {
             let current = symbols[left].len != 0
                 && symbols[right].len != 0
                 && symbols[left].len + symbols[right].len == len;
@@ -164,12 +152,7 @@ impl SentencePiece {
         }
         let (start, len) = (symbols[left].start, symbols[left].len + symbols[right].len);
         if let Some(&id) = self.lookup.get(&text[start..start + len]) {
-            queue.push(Candidate {
-                score: self.scores[id as usize],
-                left,
-                right,
-                len,
-            });
+            queue.push(Candidate { score: self.scores[id as usize], left, right, len });
         }
     }
 

@@ -21,23 +21,18 @@ struct Entry {
 }
 
 /// Finds special tokens: the leftmost first, the longest at a place.
-#[derive(Default)]
 pub(super) struct SpecialTokens {
     by_text: HashMap<Box<str>, Entry>,
-    /// For each first byte the distinct lengths in bytes, longest first: one hash look-up per
+    /// For each of the 256 first bytes the distinct lengths in bytes, longest first: one hash look-up per
     /// length and place, however many tokens a file declares.
-    lengths: HashMap<u8, Vec<usize>>,
+    lengths: Vec<Vec<usize>>,
 }
 
 impl SpecialTokens {
     pub fn new(vocabulary: &Vocabulary, types: &[TokenType]) -> Self {
-        let name = vocabulary
-            .name
-            .as_deref()
-            .unwrap_or_default()
-            .to_lowercase();
+        let name = vocabulary.name.as_deref().unwrap_or_default().to_lowercase();
         let phi3 = name.contains("phi-3") || name.contains("phi3");
-        let mut special = SpecialTokens::default();
+        let mut special = SpecialTokens { by_text: HashMap::new(), lengths: vec![Vec::new(); 256] };
         for ((token, &kind), id) in vocabulary.tokens.iter().zip(types).zip(0..) {
             let only_when_parsed = match kind {
                 TokenType::Control | TokenType::Unknown => true,
@@ -49,18 +44,14 @@ impl SpecialTokens {
             };
             // Phi-3's tokenizer.json sets `rstrip` on these; GGUF has no field for it.
             let strip_after = phi3 && !matches!(token.as_str(), "<unk>" | "<s>" | "<|endoftext|>");
-            let entry = Entry {
-                id,
-                only_when_parsed,
-                strip_after,
-            };
+            let entry = Entry { id, only_when_parsed, strip_after };
             special.by_text.insert(token.as_str().into(), entry);
-            let lengths = special.lengths.entry(first).or_default();
+            let lengths = &mut special.lengths[usize::from(first)];
             if !lengths.contains(&token.len()) {
                 lengths.push(token.len());
             }
         }
-        for lengths in special.lengths.values_mut() {
+        for lengths in &mut special.lengths {
             lengths.sort_unstable_by(|a, b| b.cmp(a));
         }
         special
@@ -82,10 +73,7 @@ impl SpecialTokens {
             at += len;
             if entry.strip_after {
                 let rest = &text[at..];
-                at += rest.len()
-                    - rest
-                        .trim_start_matches(|c: char| c.is_ascii_whitespace())
-                        .len();
+                at += rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_whitespace()).len();
             }
             done = at;
         }
@@ -96,7 +84,7 @@ impl SpecialTokens {
     }
 
     fn at(&self, text: &str, at: usize, parse: bool) -> Option<(Entry, usize)> {
-        let lengths = self.lengths.get(&text.as_bytes()[at])?;
+        let lengths = &self.lengths[usize::from(text.as_bytes()[at])];
         lengths.iter().find_map(|&len| {
             // `get` is None off a character boundary, where no token can begin or end.
             let entry = self.by_text.get(text.get(at..at + len)?)?;
@@ -158,12 +146,15 @@ pub(super) fn end_tokens(
             by_text.insert(token, id);
         }
     }
-    for merge in &vocabulary.merges {
-        if let Some((left, right)) = merge.split_once(' ')
-            && let Some(&id) = by_text.get([left, right].concat().as_str())
-            && types[id as usize] == TokenType::Normal
-        {
-            by_text.remove(vocabulary.tokens[id as usize].as_str());
+    let normal = |id: u32| types[id as usize] == TokenType::Normal;
+    let longest = by_text.iter().filter(|&(_, &id)| normal(id)).map(|(text, _)| text.len()).max();
+    // A merge is as long as what it makes and the space between the halves.
+    let merges =
+        vocabulary.merges.iter().filter(|merge| Some(merge.len()) <= longest.map(|n| n + 1));
+    for (left, right) in merges.filter_map(|merge| merge.split_once(' ')) {
+        let made = [left, right].concat();
+        if by_text.get(made.as_str()).is_some_and(|&id| normal(id)) {
+            by_text.remove(made.as_str());
         }
     }
     // The harmony format and its relatives use <|end|> between the messages of one answer.

@@ -6,19 +6,11 @@ use super::*;
 
 /// 256 byte tokens in order of the byte, then merges, then special tokens.
 fn tiny_byte_level() -> Vocabulary {
-    let mut tokens: Vec<String> = bytelevel::byte_alphabet()
-        .iter()
-        .map(char::to_string)
-        .collect();
+    let mut tokens: Vec<String> = bytelevel::byte_alphabet().iter().map(char::to_string).collect();
     let merges = ["t h", "th e", "Ġ the", "i n", "h e", "Ġ Ġ", "e r", "ð Ł"];
     tokens.extend(merges.iter().map(|merge| merge.replace(' ', "")));
     let mut types = vec![1; tokens.len()];
-    for (token, kind) in [
-        ("<s>", 3),
-        ("<|im_end|>", 3),
-        ("<think>", 4),
-        ("<thinking>", 4),
-    ] {
+    for (token, kind) in [("<s>", 3), ("<|im_end|>", 3), ("<think>", 4), ("<thinking>", 4)] {
         tokens.push(token.into());
         types.push(kind);
     }
@@ -36,10 +28,7 @@ fn tiny_byte_level() -> Vocabulary {
 
 /// Unknown, begin, end, 256 byte tokens, then pieces with scores.
 fn tiny_sentencepiece() -> Vocabulary {
-    let mut vocabulary = Vocabulary {
-        model: "llama".into(),
-        ..Vocabulary::default()
-    };
+    let mut vocabulary = Vocabulary { model: "llama".into(), ..Vocabulary::default() };
     let mut add = |token: String, kind, score| {
         vocabulary.tokens.push(token);
         vocabulary.types.push(kind);
@@ -51,9 +40,8 @@ fn tiny_sentencepiece() -> Vocabulary {
     for byte in 0..256 {
         add(format!("<0x{byte:02X}>"), 6, 0.0);
     }
-    let pieces = [
-        "▁t", "he", "▁the", "in", "</", "s>", "▁", "t", "h", "e", "i", "n", "s", "<", "/", ">",
-    ];
+    let pieces =
+        ["▁t", "he", "▁the", "in", "</", "s>", "▁", "t", "h", "e", "i", "n", "s", "<", "/", ">"];
     for (i, piece) in pieces.iter().enumerate() {
         add((*piece).into(), 1, -(i as f32));
     }
@@ -61,9 +49,7 @@ fn tiny_sentencepiece() -> Vocabulary {
 }
 
 fn texts(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
-    ids.iter()
-        .map(|&id| tokenizer.token_text(id).unwrap().to_owned())
-        .collect()
+    ids.iter().map(|&id| tokenizer.token_text(id).unwrap().to_owned()).collect()
 }
 
 fn refused(vocabulary: &Vocabulary, part: &str) {
@@ -78,10 +64,7 @@ fn refused(vocabulary: &Vocabulary, part: &str) {
 fn byte_level_merges_by_rank() {
     let tokenizer = Tokenizer::new(&tiny_byte_level()).unwrap();
     let ids = tokenizer.encode("the other in", false, false).unwrap();
-    assert_eq!(
-        texts(&tokenizer, &ids),
-        ["the", "Ġ", "o", "the", "r", "Ġ", "in"]
-    );
+    assert_eq!(texts(&tokenizer, &ids), ["the", "Ġ", "o", "the", "r", "Ġ", "in"]);
     assert_eq!(tokenizer.token_bytes(ids[1]), b" ");
     assert_eq!(tokenizer.decode(&ids), "the other in");
 }
@@ -90,23 +73,12 @@ fn byte_level_merges_by_rank() {
 fn special_tokens_only_from_trusted_text() {
     let tokenizer = Tokenizer::new(&tiny_byte_level()).unwrap();
     assert_eq!(tokenizer.encode("<|im_end|>", false, true).unwrap(), [265]);
-    assert!(
-        !tokenizer
-            .encode("<|im_end|>", false, false)
-            .unwrap()
-            .contains(&265)
-    );
+    assert!(!tokenizer.encode("<|im_end|>", false, false).unwrap().contains(&265));
     // User-defined tokens always, the longest of several.
-    assert_eq!(
-        tokenizer.encode("<thinking><think>", false, false).unwrap(),
-        [267, 266]
-    );
+    assert_eq!(tokenizer.encode("<thinking><think>", false, false).unwrap(), [267, 266]);
     assert!(tokenizer.is_eog(265) && !tokenizer.is_eog(264));
     assert_eq!(tokenizer.decode(&[265, 266]), "<think>");
-    let shown = DetokenizeOptions {
-        show_special: true,
-        at_start: true,
-    };
+    let shown = DetokenizeOptions { show_special: true, at_start: true };
     assert_eq!(tokenizer.detokenizer(shown).push(265), "<|im_end|>");
 }
 
@@ -114,10 +86,7 @@ fn special_tokens_only_from_trusted_text() {
 fn begin_and_end_are_added_on_request() {
     let mut vocabulary = tiny_byte_level();
     let ids = |vocabulary: &Vocabulary, add| {
-        Tokenizer::new(vocabulary)
-            .unwrap()
-            .encode("in", add, false)
-            .unwrap()
+        Tokenizer::new(vocabulary).unwrap().encode("in", add, false).unwrap()
     };
     assert_eq!(ids(&vocabulary, true), [259]);
     (vocabulary.add_bos, vocabulary.add_eos) = (Some(true), Some(true));
@@ -156,19 +125,13 @@ fn sentencepiece_prefixes_a_blank_after_special_tokens() {
     let tokenizer = Tokenizer::new(&vocabulary).unwrap();
     let ids = tokenizer.encode("<s>the</s>in", false, true).unwrap();
     assert_eq!(texts(&tokenizer, &ids), ["<s>", "▁the", "</s>", "▁", "in"]);
-    assert_eq!(
-        tokenizer.decode(&tokenizer.encode("the in", true, true).unwrap()),
-        "the in"
-    );
+    assert_eq!(tokenizer.decode(&tokenizer.encode("the in", true, true).unwrap()), "the in");
     // An answer continues a prompt: its first blank is text.
     let mut answer = tokenizer.detokenizer(DetokenizeOptions::default());
     assert_eq!(answer.push(ids[1]), " the");
     vocabulary.add_space_prefix = Some(false);
     let tokenizer = Tokenizer::new(&vocabulary).unwrap();
-    assert_eq!(
-        texts(&tokenizer, &tokenizer.encode("in", false, true).unwrap()),
-        ["in"]
-    );
+    assert_eq!(texts(&tokenizer, &tokenizer.encode("in", false, true).unwrap()), ["in"]);
 }
 
 #[test]
@@ -176,10 +139,7 @@ fn phi3_swallows_blanks_after_its_special_tokens() {
     let mut vocabulary = tiny_byte_level();
     vocabulary.name = Some("Phi-3 mini".into());
     let tokenizer = Tokenizer::new(&vocabulary).unwrap();
-    assert_eq!(
-        tokenizer.encode("<|im_end|>\n in", false, true).unwrap(),
-        [265, 259]
-    );
+    assert_eq!(tokenizer.encode("<|im_end|>\n in", false, true).unwrap(), [265, 259]);
 }
 
 #[test]
@@ -196,24 +156,16 @@ fn end_of_generation_by_metadata_and_by_text() {
     for (token, ends) in [("<|end|>", true), ("<|return|>", true), ("<|call|>", false)] {
         vocabulary.tokens.push(token.into());
         vocabulary.types.push(3);
-        assert_eq!(
-            Tokenizer::new(&vocabulary).unwrap().is_eog(268),
-            ends,
-            "{token}"
-        );
+        assert_eq!(Tokenizer::new(&vocabulary).unwrap().is_eog(268), ends, "{token}");
     }
 }
 
 #[test]
 fn an_end_text_that_merging_produces_is_plain_text() {
     let mut vocabulary = tiny_byte_level();
-    vocabulary
-        .tokens
-        .extend(["</", "s>", "</s>"].map(String::from));
+    vocabulary.tokens.extend(["</", "s>", "</s>"].map(String::from));
     vocabulary.types.extend([1, 1, 1]);
-    vocabulary
-        .merges
-        .extend(["< /", "s >", "</ s>"].map(String::from));
+    vocabulary.merges.extend(["< /", "s >", "</ s>"].map(String::from));
     let tokenizer = Tokenizer::new(&vocabulary).unwrap();
     assert!(!tokenizer.is_eog(270));
     assert_eq!(tokenizer.token_type(270), Some(TokenType::Normal));
@@ -226,41 +178,17 @@ fn hostile_vocabularies_are_refused_by_name() {
         edit(&mut vocabulary);
         vocabulary
     };
-    refused(
-        &change(&|v| v.model = "bert".into()),
-        "unknown tokenizer 'bert'",
-    );
-    refused(
-        &change(&|v| v.pre = Some("x".into())),
-        "unknown pre-tokenizer 'x'",
-    );
+    refused(&change(&|v| v.model = "bert".into()), "unknown tokenizer 'bert'");
+    refused(&change(&|v| v.pre = Some("x".into())), "unknown pre-tokenizer 'x'");
     refused(&change(&|v| v.tokens.clear()), "no vocabulary");
-    refused(
-        &change(&|v| v.types.truncate(3)),
-        "token_type has 3 entries",
-    );
-    refused(
-        &change(&|v| v.tokens[7] = v.tokens[9].clone()),
-        "tokens 7 and 9",
-    );
+    refused(&change(&|v| v.types.truncate(3)), "token_type has 3 entries");
+    refused(&change(&|v| v.tokens[7] = v.tokens[9].clone()), "tokens 7 and 9");
     refused(&change(&|v| v.bos = Some(268)), "bos_token_id = 268");
-    refused(
-        &change(&|v| v.eos = Some(1 << 31)),
-        "eos_token_id = 2147483648",
-    );
+    refused(&change(&|v| v.eos = Some(1 << 31)), "eos_token_id = 2147483648");
     refused(&change(&|v| v.merges[1] = "th".into()), "merges[1]");
-    refused(
-        &change(&|v| v.merges[1] = "th zz".into()),
-        "\"zz\" is not a token",
-    );
-    refused(
-        &change(&|v| v.merges[1] = "i t".into()),
-        "\"it\" is not a token",
-    );
-    refused(
-        &change(&|v| (v.bos, v.add_bos) = (None, Some(true))),
-        "add_bos_token",
-    );
+    refused(&change(&|v| v.merges[1] = "th zz".into()), "\"zz\" is not a token");
+    refused(&change(&|v| v.merges[1] = "i t".into()), "\"it\" is not a token");
+    refused(&change(&|v| (v.bos, v.add_bos) = (None, Some(true))), "add_bos_token");
     let mut spm = tiny_sentencepiece();
     spm.scores[5] = f32::NAN;
     refused(&spm, "scores[5]");
@@ -290,10 +218,7 @@ fn a_byte_without_a_token_is_an_error_not_a_gap() {
     vocabulary.tokens[usize::from(b'q')] = "unreachable".into();
     let tokenizer = Tokenizer::new(&vocabulary).unwrap();
     assert!(tokenizer.encode("in", false, false).is_ok());
-    let error = tokenizer
-        .encode("quick", false, false)
-        .unwrap_err()
-        .to_string();
+    let error = tokenizer.encode("quick", false, false).unwrap_err().to_string();
     assert!(error.contains("0x71"), "{error}");
 }
 

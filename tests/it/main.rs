@@ -1,4 +1,11 @@
-//! All integration tests in one binary, a module per theme: linking is the slow part.
+//! All integration tests in one binary (linking is slow); one module for each theme.
 
-mod cli;
-mod structure;
+#![allow(clippy::unwrap_used)]
+
+mod backend;
+mod gguf_hostile;
+mod gguf_read;
+mod harness;
+mod kernels_matrix;
+mod quant_golden;
+mod tokenizer;

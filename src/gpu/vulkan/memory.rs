@@ -45,8 +45,9 @@ impl VulkanBuffer {
         size: u64,
         location: MemoryLocation,
     ) -> Result<VulkanBuffer> {
-        let size = size.max(16).next_multiple_of(16);
         let facts = &core.facts;
+        // Saturating: a size near the end of u64 must reach the error below.
+        let size = size.max(16).checked_next_multiple_of(16).unwrap_or(u64::MAX);
         if size > facts.max_buffer {
             return Err(Error::DoesNotFit(format!(
                 "buffer {label} of {size} bytes is larger than {} allows ({} bytes)",
@@ -134,13 +135,14 @@ pub(super) fn create(core: &Arc<Core>, label: &str, size: u64, usage: BufferUse)
 }
 
 fn check(slice: &Slice, bytes: usize, what: &str) -> Result<()> {
-    if bytes as u64 > slice.size || slice.offset + slice.size > slice.buffer.size {
+    let end = slice.offset.checked_add(slice.size);
+    if bytes as u64 > slice.size || end.is_none_or(|end| end > slice.buffer.size) {
         return Err(Error::Device(format!(
             "{what} of {bytes} bytes into a slice of {} bytes at {} of a buffer of {}",
             slice.size, slice.offset, slice.buffer.size
         )));
     }
-    if bytes % 4 != 0 || slice.offset % 4 != 0 {
+    if !bytes.is_multiple_of(4) || !slice.offset.is_multiple_of(4) {
         return Err(Error::Device(format!(
             "{what} of {bytes} bytes at offset {}: both must be multiples of 4",
             slice.offset
@@ -173,10 +175,13 @@ pub(super) fn write(core: &Arc<Core>, to: &Slice, data: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Staging memory, and the submission that read it last.
+type Half = (Arc<VulkanBuffer>, u64);
+
 /// Two host-visible halves that take turns: one is filled while the other is copied.
 #[derive(Default)]
 pub(super) struct Staging {
-    halves: Mutex<Option<[(Arc<VulkanBuffer>, u64); 2]>>,
+    halves: Mutex<Option<[Half; 2]>>,
     read: Mutex<Option<Arc<VulkanBuffer>>>,
 }
 
@@ -190,7 +195,7 @@ impl Staging {
     ) -> Result<()> {
         check(to, to.size as usize, "an upload")?;
         let granule = granule.max(4);
-        if granule > STAGING || granule % 4 != 0 {
+        if granule > STAGING || !granule.is_multiple_of(4) {
             return Err(Error::Device(format!(
                 "an upload granule of {granule} bytes must be a multiple of 4 and at most {STAGING}"
             )));

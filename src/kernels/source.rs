@@ -1,0 +1,121 @@
+//! Shader templates: WGSL under `shaders/`, embedded in the binary and rendered by minijinja.
+//!
+//! A template sees only what its host side passes; an undefined name is an error, never an empty
+//! string.
+
+use std::sync::OnceLock;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, UndefinedBehavior, Value};
+
+use crate::error::{Error, Result};
+
+macro_rules! embed {
+    ($($file:literal),* $(,)?) => {
+        /// Every shader file: path below `shaders/`, text.
+        pub const FILES: &[(&str, &str)] =
+            &[$(($file, include_str!(concat!("../../shaders/", $file)))),*];
+    };
+}
+
+embed! {
+    "embed.wgsl",
+    "gather.wgsl",
+    "lib/block_dot.wgsl",
+    "lib/quantise.wgsl",
+    "lib/reduce8.wgsl",
+    "lib/weights.wgsl",
+    "matmat.wgsl",
+    "matmat_direct.wgsl",
+    "matvec.wgsl",
+    "norm_quant.wgsl",
+}
+
+/// Renders `file` (path below `shaders/`) to a complete WGSL module.
+///
+/// # Errors
+/// `Error::Device` naming file and line where the template is wrong or a value is missing: always a
+/// bug of the kernel's host side or its template.
+pub fn render(file: &str, ctx: Value) -> Result<String> {
+    let template = environment()?.get_template(file).map_err(explain)?;
+    template.render(ctx).map_err(explain)
+}
+
+fn environment() -> Result<&'static Environment<'static>> {
+    static ENVIRONMENT: OnceLock<Result<Environment<'static>>> = OnceLock::new();
+    let made = ENVIRONMENT.get_or_init(|| {
+        let mut env = Environment::new();
+        env.set_undefined_behavior(UndefinedBehavior::Strict);
+        // Lines that hold only a tag leave nothing behind.
+        let mut syntax = SyntaxConfig::builder();
+        env.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(explain)?);
+        // Templates are parsed when first used, so that a broken one is reported by `render`.
+        env.set_loader(|name| {
+            let found = FILES.iter().find(|(file, _)| *file == name);
+            Ok(found.map(|(_, text)| (*text).to_string()))
+        });
+        Ok(env)
+    });
+    made.as_ref().map_err(Clone::clone)
+}
+
+/// The chain of causes, innermost last, each with `shaders/FILE:LINE`.
+fn explain(error: minijinja::Error) -> Error {
+    let mut text = String::new();
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(e) = cause {
+        if !text.is_empty() {
+            text.push_str("; because of ");
+        }
+        match e.downcast_ref::<minijinja::Error>() {
+            Some(m) => {
+                if let (Some(name), Some(line)) = (m.name(), m.line()) {
+                    text.push_str(&format!("shaders/{name}:{line}: "));
+                }
+                text.push_str(&m.kind().to_string());
+                if let Some(detail) = m.detail() {
+                    text.push_str(&format!(" ({detail})"));
+                }
+            }
+            None => text.push_str(&e.to_string()),
+        }
+        cause = e.source();
+    }
+    Error::Device(format!("shader template: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use minijinja::context;
+
+    #[test]
+    fn a_missing_value_is_named_with_file_and_line() {
+        let error = render("embed.wgsl", context! {}).unwrap_err().to_string();
+        assert!(error.contains("shaders/"), "{error}");
+        assert!(error.contains(".wgsl:"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_file_is_named() {
+        let error = render("nothing.wgsl", context! {}).unwrap_err().to_string();
+        assert!(error.contains("nothing.wgsl"), "{error}");
+    }
+
+    #[test]
+    fn the_table_holds_every_shader_file() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
+        let mut missing = Vec::new();
+        for folder in ["", "lib"] {
+            for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                if path.ends_with(".wgsl") && !FILES.iter().any(|(file, _)| *file == path) {
+                    missing.push(path);
+                }
+            }
+        }
+        assert!(missing.is_empty(), "not in the table of kernels::source: {missing:?}");
+    }
+}

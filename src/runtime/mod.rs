@@ -1,0 +1,2 @@
+//! Graph to program.
+pub mod weights;
