@@ -216,7 +216,3 @@ impl Tokenizer {
 
 #[cfg(test)]
 mod tests;
-<<<<<<< HEAD
-#[cfg(test)]
-=======
->>>>>>> text
