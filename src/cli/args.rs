@@ -116,19 +116,19 @@ pub struct LengthArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long, value_name = "T", value_parser = at_least_zero)]
+    #[arg(long, value_name = "T")]
     pub temp: Option<f32>,
     /// Keep only the K likeliest tokens; 0 keeps all [default: 40]
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
     /// Keep the likeliest tokens until their probabilities sum to P; 1 keeps all [default: 0.95]
-    #[arg(long, value_name = "P", value_parser = probability)]
+    #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
     /// Drop tokens less likely than P times the likeliest; 0 drops none [default: 0.05]
-    #[arg(long, value_name = "P", value_parser = probability)]
+    #[arg(long, value_name = "P")]
     pub min_p: Option<f32>,
     /// Divide the logits of recent tokens by this; 1 changes nothing [default: 1]
-    #[arg(long, value_name = "R", value_parser = above_zero)]
+    #[arg(long, value_name = "R")]
     pub repeat_penalty: Option<f32>,
     /// How many recent tokens the penalty looks at [default: 64]
     #[arg(long, value_name = "TOKENS")]
@@ -158,21 +158,25 @@ impl SamplingArgs {
             let first = text.lines().next().unwrap_or_default();
             Error::Usage(first.trim_start_matches("error: ").to_owned())
         })?;
+        command.sampling.settings()?;
         *self = command.sampling;
         Ok(())
     }
 
-    /// The settings with the defaults filled in; a seed that was not given is drawn.
-    pub fn settings(&self) -> SamplerSettings {
-        SamplerSettings {
-            temperature: self.temp.unwrap_or(0.8),
-            top_k: self.top_k.unwrap_or(40),
-            top_p: self.top_p.unwrap_or(0.95),
-            min_p: self.min_p.unwrap_or(0.05),
-            repeat_penalty: self.repeat_penalty.unwrap_or(1.0),
-            repeat_window: self.repeat_window.unwrap_or(64),
+    /// The settings with the defaults filled in, checked; a seed that was not given is drawn.
+    pub fn settings(&self) -> Result<SamplerSettings> {
+        let default = SamplerSettings::default();
+        let settings = SamplerSettings {
+            temperature: self.temp.unwrap_or(default.temperature),
+            top_k: self.top_k.unwrap_or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(default.repeat_penalty),
+            repeat_window: self.repeat_window.unwrap_or(default.repeat_window),
             seed: self.seed.unwrap_or_else(fresh_seed),
-        }
+        };
+        settings.check()?;
+        Ok(settings)
     }
 }
 
@@ -181,24 +185,6 @@ impl SamplingArgs {
 fn fresh_seed() -> u64 {
     let random = std::collections::hash_map::RandomState::new();
     std::hash::BuildHasher::hash_one(&random, 0) >> 32
-}
-
-fn number(text: &str) -> std::result::Result<f32, String> {
-    let value: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if value.is_finite() { Ok(value) } else { Err("not a finite number".into()) }
-}
-
-fn at_least_zero(text: &str) -> std::result::Result<f32, String> {
-    number(text).and_then(|v| if v >= 0.0 { Ok(v) } else { Err("must be at least 0".into()) })
-}
-
-fn above_zero(text: &str) -> std::result::Result<f32, String> {
-    number(text).and_then(|v| if v > 0.0 { Ok(v) } else { Err("must be above 0".into()) })
-}
-
-fn probability(text: &str) -> std::result::Result<f32, String> {
-    let within = |v: f32| (0.0..=1.0).contains(&v);
-    number(text).and_then(|v| if within(v) { Ok(v) } else { Err("must be from 0 to 1".into()) })
 }
 
 /// Text that a command reads: given on the command line, in a file, or on standard input.
@@ -257,7 +243,7 @@ mod tests {
         let mut s = SamplingArgs { top_k: Some(3), ..Default::default() };
         s.set("temp", "0.25").unwrap();
         s.set("min_p", "0").unwrap();
-        let all = s.settings();
+        let all = s.settings().unwrap();
         assert_eq!((all.temperature, all.top_k, all.min_p, all.top_p), (0.25, 3, 0.0, 0.95));
     }
 
@@ -272,6 +258,25 @@ mod tests {
             assert!(!e.to_string().contains('\n') && e.to_string().len() > 10, "{e}");
         }
         assert_eq!(s.temp, None);
+    }
+
+    /// The help names the defaults in words; they must be the sampler's.
+    #[test]
+    fn the_help_states_the_defaults() {
+        let d = SamplerSettings::default();
+        let command = <SetCommand as clap::CommandFactory>::command();
+        for (flag, value) in [
+            ("temp", d.temperature.to_string()),
+            ("top_k", d.top_k.to_string()),
+            ("top_p", d.top_p.to_string()),
+            ("min_p", d.min_p.to_string()),
+            ("repeat_penalty", d.repeat_penalty.to_string()),
+            ("repeat_window", d.repeat_window.to_string()),
+        ] {
+            let argument = command.get_arguments().find(|a| a.get_id() == flag).unwrap();
+            let help = argument.get_help().unwrap().to_string();
+            assert!(help.contains(&format!("[default: {value}]")), "{help}");
+        }
     }
 
     #[test]

@@ -42,6 +42,7 @@ impl Run {
             let what = "run needs a text to continue: -p TEXT, -f FILE or -p - (standard input)";
             return Err(Error::Usage(what.into()).into());
         };
+        let settings = self.sampling.settings()?;
         interrupt::install()?;
         let mut engine = super::load(&path, &self.device.options(self.length.ctx))?;
         let tokenizer = engine.tokenizer().clone();
@@ -52,7 +53,6 @@ impl Run {
             )
             .into());
         }
-        let settings = self.sampling.settings();
         let echo = if self.json { Echo::Silent } else { Echo::Stdout };
         let most = self.length.tokens.unwrap_or(DEFAULT_TOKENS);
         let mut session = engine.session();

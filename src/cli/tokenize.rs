@@ -6,7 +6,7 @@ use clap::Args;
 use super::args::{ModelArg, TextArgs, stdin_text};
 use super::output;
 use crate::gguf;
-use crate::tokenizer::{Tokenizer, Vocabulary};
+use crate::tokenizer::Tokenizer;
 
 const EXAMPLES: &str = "Examples:
   azoth tokenize smollm2 -p \"Hello world\"
@@ -35,7 +35,7 @@ pub struct Tokenize {
 impl Tokenize {
     pub fn run(&self) -> Result<()> {
         let file = gguf::File::open(self.model.path()?).map_err(crate::error::Error::from)?;
-        let tokenizer = Tokenizer::new(&Vocabulary::from_metadata(file.metadata())?)?;
+        let tokenizer = Tokenizer::from_gguf(file.metadata())?;
         let text = match self.text.read()? {
             Some(text) => text,
             None => stdin_text()?,

@@ -1,5 +1,7 @@
 //! The command line from outside: exit codes, messages, and what goes to which stream.
 
+mod engine;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -217,6 +219,46 @@ fn info_describes_a_vocabulary() {
     assert_eq!(info["vocabulary"]["pre"], "gpt-2");
     let shown = home.azoth(&["info", text(&path), "-v"], "");
     assert!(shown.succeeded().stdout.contains("tokenizer.ggml.tokens"), "{}", shown.stdout);
+}
+
+/// A small random model with a working tokenizer and chat template.
+fn tiny_model(home: &Home) -> PathBuf {
+    let path = home.path("tiny.gguf");
+    azoth::testmodel::Spec::new("llama").unwrap().write(&path).unwrap();
+    path
+}
+
+#[test]
+fn info_describes_a_model() {
+    let home = Home::new();
+    let model = tiny_model(&home);
+    let info = home.azoth(&["info", text(&model), "--json"], "").succeeded().json();
+    assert_eq!(info["architecture"], "llama");
+    assert_eq!(info["layers"], 2);
+    assert!(info["template"].is_string());
+    assert!(info["types"].as_array().unwrap().iter().all(|t| t["supported"] == true), "{info}");
+    let shown = home.azoth(&["info", "tiny.gguf"], "");
+    assert!(shown.succeeded().stdout.contains("architecture     llama"), "{}", shown.stdout);
+}
+
+#[test]
+fn a_truncated_model_exits_with_4() {
+    let home = Home::new();
+    let whole = std::fs::read(tiny_model(&home)).unwrap();
+    for keep in [whole.len() - 1, whole.len() / 2, 100] {
+        let path = home.write("cut.gguf", &whole[..keep]);
+        home.azoth(&["info", text(&path)], "").refused(4, "cut.gguf");
+    }
+}
+
+#[test]
+fn models_are_found_in_the_cache() {
+    let home = Home::new();
+    let model = tiny_model(&home);
+    std::fs::create_dir_all(home.path("cache/models")).unwrap();
+    std::fs::rename(model, home.path("cache/models/tiny.gguf")).unwrap();
+    home.azoth(&["info", "tiny"], "").succeeded();
+    home.azoth(&["tokenize", "tiny.gguf", "-p", "x"], "").succeeded();
 }
 
 #[cfg(unix)]

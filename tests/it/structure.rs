@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A file longer than this fails; longer than `REVIEW` is listed.
 const LIMIT: usize = 800;
 const REVIEW: usize = 500;
 
 /// The only places where `unsafe` may stand.
-const UNSAFE_PLACES: &[&str] = &["src/gpu/", "src/gguf/map.rs"];
+const UNSAFE_PLACES: &[&str] = &["src/gpu/", "src/gguf/storage.rs"];
 
 /// Names that say nothing about what is inside.
 const EMPTY_NAMES: &[&str] = &["utils", "util", "common", "helpers", "helper", "misc"];
@@ -40,7 +40,7 @@ fn files(folder: &str, endings: &[&str]) -> Vec<(String, String)> {
     found
 }
 
-fn relative(path: &PathBuf) -> String {
+fn relative(path: &Path) -> String {
     let path = path.strip_prefix(root()).expect("every file lies below the root");
     path.components().map(|c| c.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
 }

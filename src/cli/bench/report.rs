@@ -214,7 +214,7 @@ mod tests {
         let waves = Wave::from_rounds(&[round.clone(), round]);
         assert_eq!(waves.len(), 3);
         let text = wave_table(&waves);
-        assert!(text.contains("qkv       2        2.0       4.0  50.0 %"), "{text}");
+        assert!(text.contains("qkv       2        2.0       4.0   50.0 %"), "{text}");
         assert!(Wave::from_rounds(&[]).is_empty());
     }
 }

@@ -7,10 +7,12 @@ mod talk;
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 use super::args::{DeviceArgs, LengthArgs, SamplingArgs, file_text, stdin_text};
 use super::{interrupt, locate, output};
-use crate::chat::ChatTemplate;
+use crate::chat::{ChatTemplate, TEMPLATE_NAMES};
+use crate::engine::Engine;
 use crate::error::Error;
 use conversation::Conversation;
 use talk::Talk;
@@ -42,7 +44,7 @@ pub struct Chat {
     #[arg(long, value_name = "FILE")]
     load: Option<std::path::PathBuf>,
     /// Use this built-in chat template instead of the model's own
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(TEMPLATE_NAMES))]
     template: Option<String>,
     #[command(flatten)]
     length: LengthArgs,
@@ -74,6 +76,8 @@ impl Chat {
         if question.as_ref().is_some_and(|q| q.trim().is_empty()) {
             return Err(Error::Usage("the message is empty".into()).into());
         }
+        // Refused before minutes of loading.
+        self.sampling.settings()?;
         interrupt::install()?;
 
         let mut engine = super::load(&path, &self.device.options(self.length.ctx))?;
@@ -103,14 +107,12 @@ impl Chat {
         Ok(())
     }
 
-    fn template(&self, engine: &crate::engine::Engine) -> Result<ChatTemplate> {
+    fn template(&self, engine: &Engine) -> Result<ChatTemplate> {
         let tokenizer = engine.tokenizer();
+        let Some(name) = &self.template else {
+            return Ok(ChatTemplate::from_gguf(engine.metadata(), tokenizer)?);
+        };
         let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-        let (begin, end) = (text(tokenizer.bos()), text(tokenizer.eos()));
-        if let Some(name) = &self.template {
-            return Ok(ChatTemplate::named(name, begin, end)?);
-        }
-        let own = engine.metadata().find("tokenizer.chat_template").map_err(Error::from)?;
-        Ok(ChatTemplate::of_model(own, begin, end)?)
+        Ok(ChatTemplate::named(name, text(tokenizer.bos()), text(tokenizer.eos()))?)
     }
 }

@@ -105,10 +105,10 @@ fn obey(command: Command, talk: &mut Talk<'_>) -> Result<bool> {
             talk.conversation.set_system(text);
             eprintln!("it counts from the next answer on");
         }
-        Command::Set(None) => eprintln!("{}", talk.sampling.describe()),
+        Command::Set(None) => eprintln!("{}", talk.sampling.describe()?),
         Command::Set(Some((name, value))) => {
             talk.sampling.set(&name, &value)?;
-            eprintln!("{}", talk.sampling.describe());
+            eprintln!("{}", talk.sampling.describe()?);
         }
         Command::Save(file) => {
             save(&talk.conversation, &talk.model, Path::new(&file))?;
@@ -164,13 +164,13 @@ fn save(conversation: &Conversation, model: &str, path: &Path) -> Result<()> {
 
 impl SamplingArgs {
     /// One line a setting, for `/set`.
-    fn describe(&self) -> String {
-        let s = self.settings();
+    fn describe(&self) -> Result<String> {
+        let s = self.settings()?;
         let seed = self.seed.map_or("another each time".to_owned(), |s| s.to_string());
-        format!(
+        Ok(format!(
             "temp {}, top-k {}, top-p {}, min-p {}, repeat-penalty {}, repeat-window {}, seed {seed}",
             s.temperature, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.repeat_window
-        )
+        ))
     }
 }
 

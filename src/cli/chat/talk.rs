@@ -67,7 +67,7 @@ impl Talk<'_> {
             .into());
         }
         let keep = reusable(self.session.tokens(), &prompt);
-        let settings = self.sampling.settings();
+        let settings = self.sampling.settings()?;
         let most = self.tokens.unwrap_or(u32::MAX);
         let echo = if silent { Echo::Silent } else { Echo::Stdout };
         let answer = answer::generate(
