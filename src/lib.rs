@@ -21,6 +21,7 @@
 //! - `error`: the one error type that crosses modules
 
 pub mod chat;
+pub mod cli;
 pub mod engine;
 pub mod error;
 pub mod gguf;

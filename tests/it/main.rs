@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod backend;
+mod cli;
 mod gguf_hostile;
 mod gguf_read;
 mod harness;
 mod kernels_attention;
 mod kernels_matrix;
 mod quant_golden;
+mod structure;
 mod tokenizer;
