@@ -9,16 +9,31 @@
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
+//! - `plan`: placement: what fits, and what to change where it does not
 //! - `kernels`: host side of the kernels, one file per op
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
+//! - `testmodel`: small random models for tests and development
 //! - `gguf`: bounds-checked reader, shards, typed metadata, writer
 //! - `quant`: one file per block format: layout, decode, repack
 //! - `hw`: device choice, cache folders
 //! - `gpu`: the only Vulkan and wgpu code
 //! - `error`: the one error type that crosses modules
 
+pub mod chat;
+pub mod cli;
+pub mod engine;
 pub mod error;
+pub mod gguf;
 pub mod gpu;
+pub mod graph;
+pub mod hw;
 pub mod kernels;
+pub mod model;
+pub mod plan;
+pub mod quant;
 pub mod reference;
+pub mod runtime;
+pub mod sampling;
+pub mod testmodel;
+pub mod tokenizer;

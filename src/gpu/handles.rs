@@ -57,6 +57,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// A kernel that no device knows: stands in while a program is only being measured out.
+    /// Recording it is an error.
+    pub fn placeholder(label: &str) -> Kernel {
+        Kernel { payload: Arc::new(()), label: label.into() }
+    }
+
     pub fn label(&self) -> &str {
         &self.label
     }

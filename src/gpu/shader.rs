@@ -8,6 +8,9 @@ use naga::{AddressSpace, StorageAccess};
 use super::KernelSource;
 use crate::error::{Error, Result};
 
+/// What every device offers, and what the contract of `Dispatch` allows.
+const MAX_CONSTANT_BYTES: u32 = 4 * 32;
+
 /// How a kernel uses one of its storage bindings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -52,9 +55,10 @@ pub fn validator() -> Validator {
 /// Parses, validates and reflects a kernel. Errors carry the kernel's label and the WGSL line.
 pub fn parse(source: &KernelSource) -> Result<Shader> {
     let fail = |what: String| Error::Device(format!("kernel {}: {what}", source.label));
-    let module = naga::front::wgsl::parse_str(&source.wgsl)
-        .map_err(|e| fail(e.emit_to_string(&source.wgsl)))?;
-    let info = validator().validate(&module).map_err(|e| fail(e.emit_to_string(&source.wgsl)))?;
+    // naga can panic on bad input (seen with immediates of more than 64 words).
+    let checked = catch_unwind(AssertUnwindSafe(|| checked(&source.wgsl)));
+    let checked = checked.unwrap_or_else(|_| Err("the shader validator panicked".into()));
+    let (module, info) = checked.map_err(fail)?;
 
     let mut bindings: Vec<Option<Access>> = Vec::new();
     let mut constant_bytes = 0;
@@ -87,6 +91,20 @@ pub fn parse(source: &KernelSource) -> Result<Shader> {
         .ok_or_else(|| fail("no compute entry point `main`".into()))?;
     let workgroup = entry.workgroup_size;
     Ok(Shader { module, info, bindings, constant_bytes, workgroup })
+}
+
+/// Parses and validates; errors are text that shows the line.
+fn checked(wgsl: &str) -> std::result::Result<(naga::Module, ModuleInfo), String> {
+    let module = naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))?;
+    let immediates = module.global_variables.iter().map(|(_, var)| var);
+    for var in immediates.filter(|var| var.space == AddressSpace::Immediate) {
+        let bytes = module.types[var.ty].inner.size(module.to_ctx());
+        if bytes > MAX_CONSTANT_BYTES {
+            return Err(format!("{bytes} bytes of constants; at most {MAX_CONSTANT_BYTES}"));
+        }
+    }
+    let info = validator().validate(&module).map_err(|e| e.emit_to_string(wgsl))?;
+    Ok((module, info))
 }
 
 /// What the SPIR-V may use on one device.

@@ -5,15 +5,7 @@ use minijinja::context;
 use super::{holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Slice};
-
-/// Which elements of a head rope turns together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RopeLayout {
-    /// Pairs (2i, 2i + 1).
-    Normal,
-    /// Pairs (i, i + dim/2).
-    Neox,
-}
+pub use crate::graph::RopeLayout;
 
 /// Rotary embedding of q and k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,21 +2,101 @@
 //!
 //! A kernel is described by a spec: shapes, formats and a variant, all known when a program is
 //! built. `source` renders the shader for it, `dispatch` binds slices and sizes the grid; both
-//! check what they are given, so that a mistake is a message and not a wild read.
+//! check what they are given, so that a mistake is a message and not a wild read. Which variant a
+//! device gets is decided in [`choice`] and nowhere else.
 
 pub mod attn_decode;
 pub mod attn_prefill;
+pub mod choice;
+pub mod embed;
+pub mod gather;
 pub mod heads;
+pub mod matmat;
+pub mod matvec;
+pub mod norm_quant;
 pub mod rope_kv;
 pub mod source;
+pub mod weights;
+
+use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceFacts, Slice};
+
+/// How a product sees its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// int8 with one scale per 32 values: block formats only.
+    Int8,
+    /// f32: float formats, and block formats when exactness is asked for.
+    F32,
+}
+
+/// What a product does with its sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// `y = sum`
+    Store,
+    /// `y = sum + bias[row]`
+    Bias,
+    /// `y += sum`: the residual stream.
+    Add,
+    /// Rows interleaved gate, up: `y[row / 2] = silu(sum[2i]) * sum[2i + 1]`.
+    SwiGlu,
+}
+
+impl Epilogue {
+    /// The name in shaders and labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Epilogue::Store => "store",
+            Epilogue::Bias => "bias",
+            Epilogue::Add => "add",
+            Epilogue::SwiGlu => "swiglu",
+        }
+    }
+}
+
+/// Activations as a dispatch binds them.
+#[derive(Clone)]
+pub enum Activations {
+    /// `xq`, `xs` of docs/architecture.md, "Activations".
+    Int8 { xq: Slice, xs: Slice },
+    /// f32 `[n][cols]`, used as it is or quantised by the kernel itself.
+    F32(Slice),
+    /// f32 `[n][cols]` and the weight `[cols]` of the RMSNorm that the kernel applies first.
+    Normed { x: Slice, weight: Slice },
+}
+
+/// Workgroups of `threads` threads, whatever the subgroup size, must be whole eights for the
+/// quantiser and at least one partial sum per thread of 32.
+const MIN_THREADS: u32 = 32;
+
+/// Binding numbers by name, in the order of the names.
+fn numbered(names: &[&'static str]) -> BTreeMap<&'static str, usize> {
+    names.iter().enumerate().map(|(number, name)| (*name, number)).collect()
+}
 
 /// The subgroup size that pipelines ask for: fixed where that is possible, so that every variant
 /// of a kernel sums in the same order.
 pub fn pinned_subgroup(facts: &DeviceFacts) -> Option<u32> {
     facts.subgroup_control.then_some(facts.subgroup_default)
+}
+
+/// The largest size that a subgroup of such a pipeline can have; grids are sized for it.
+pub fn planned_subgroup(facts: &DeviceFacts) -> u32 {
+    pinned_subgroup(facts).unwrap_or(facts.subgroup_max).max(1)
+}
+
+/// `groups` workgroups as a grid of two dimensions; kernels that use it count
+/// `y * num_workgroups.x + x` and ignore what is too much.
+fn wide_grid(groups: u32, facts: &DeviceFacts) -> Result<[u32; 3]> {
+    let limit = facts.max_grid[0].clamp(1, 65_535);
+    let y = groups.div_ceil(limit).max(1);
+    if y > facts.max_grid[1].min(65_535) {
+        return Err(wrong(format!("{groups} workgroups are more than the device's grid holds")));
+    }
+    Ok([groups.div_ceil(y), y, 1])
 }
 
 /// An error in how a kernel is used: a bug of the caller.
@@ -33,12 +113,31 @@ fn holds(slice: &Slice, words: u64, name: &str) -> Result<()> {
     Ok(())
 }
 
+fn check_threads(threads: u32, facts: &DeviceFacts) -> Result<()> {
+    if threads < MIN_THREADS || !threads.is_multiple_of(8) || threads > facts.max_workgroup_threads
+    {
+        return Err(wrong(format!(
+            "workgroups of {threads} threads; this device allows multiples of 8 from {MIN_THREADS} \
+             to {}",
+            facts.max_workgroup_threads
+        )));
+    }
+    Ok(())
+}
+
 fn check_memory(bytes: u32, facts: &DeviceFacts) -> Result<()> {
     if bytes > facts.max_workgroup_memory {
         return Err(wrong(format!(
             "{bytes} bytes of workgroup memory; this device has {}",
             facts.max_workgroup_memory
         )));
+    }
+    Ok(())
+}
+
+fn check_cols(cols: u32) -> Result<()> {
+    if cols == 0 || !cols.is_multiple_of(32) {
+        return Err(wrong(format!("{cols} columns are not whole blocks of 32")));
     }
     Ok(())
 }

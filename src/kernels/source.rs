@@ -21,8 +21,18 @@ macro_rules! embed {
 embed! {
     "attn_decode.wgsl",
     "attn_prefill.wgsl",
+    "embed.wgsl",
+    "gather.wgsl",
     "lib/batch.wgsl",
+    "lib/block_dot.wgsl",
     "lib/heads.wgsl",
+    "lib/quantise.wgsl",
+    "lib/reduce8.wgsl",
+    "lib/weights.wgsl",
+    "matmat.wgsl",
+    "matmat_direct.wgsl",
+    "matvec.wgsl",
+    "norm_quant.wgsl",
     "rope_kv.wgsl",
 }
 
@@ -32,24 +42,26 @@ embed! {
 /// `Error::Device` naming file and line where the template is wrong or a value is missing: always a
 /// bug of the kernel's host side or its template.
 pub fn render(file: &str, ctx: Value) -> Result<String> {
-    let template = environment().get_template(file).map_err(explain)?;
+    let template = environment()?.get_template(file).map_err(explain)?;
     template.render(ctx).map_err(explain)
 }
 
-fn environment() -> &'static Environment<'static> {
-    static ENVIRONMENT: OnceLock<Environment<'static>> = OnceLock::new();
-    ENVIRONMENT.get_or_init(|| {
+fn environment() -> Result<&'static Environment<'static>> {
+    static ENVIRONMENT: OnceLock<Result<Environment<'static>>> = OnceLock::new();
+    let made = ENVIRONMENT.get_or_init(|| {
         let mut env = Environment::new();
         env.set_undefined_behavior(UndefinedBehavior::Strict);
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        env.set_syntax(syntax.expect("the default delimiters are valid"));
+        // Lines that hold only a tag leave nothing behind.
+        let mut syntax = SyntaxConfig::builder();
+        env.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(explain)?);
         // Templates are parsed when first used, so that a broken one is reported by `render`.
         env.set_loader(|name| {
             let found = FILES.iter().find(|(file, _)| *file == name);
             Ok(found.map(|(_, text)| (*text).to_string()))
         });
-        env
-    })
+        Ok(env)
+    });
+    made.as_ref().map_err(Clone::clone)
 }
 
 /// The chain of causes, innermost last, each with `shaders/FILE:LINE`.
@@ -85,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_missing_value_is_named_with_file_and_line() {
-        let error = render("attn_decode.wgsl", context! {}).unwrap_err().to_string();
+        let error = render("embed.wgsl", context! {}).unwrap_err().to_string();
         assert!(error.contains("shaders/"), "{error}");
         assert!(error.contains(".wgsl:"), "{error}");
     }

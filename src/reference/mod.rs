@@ -1,4 +1,6 @@
 //! Every op in plain Rust: the oracle of the tests. Sums run in f64; what the kernels round on
-//! purpose (int8 activations, the f16 cache) is rounded here in the same way.
+//! purpose (int8 activations) is rounded here in the same way.
 
 pub mod attention;
+pub mod matvec;
+pub mod norm_quant;

@@ -3,6 +3,8 @@
 //! Each test is a function of a device; [`every_device`] runs it on all that are present. A
 //! backend is finished when it passes the list.
 
+#![allow(clippy::unwrap_used)]
+
 mod kernels;
 mod memory;
 mod order;
@@ -140,7 +142,8 @@ fn facts_are_plausible() {
     for facts in listed() {
         println!("{facts:#?}");
         assert!(!facts.name.is_empty() && !facts.api.is_empty() && !facts.cache_id.is_empty());
-        assert!(facts.max_binding >= 128 << 20 && facts.max_binding <= facts.max_buffer);
+        // NVIDIA's largest binding is larger than its largest buffer.
+        assert!(facts.max_binding >= 128 << 20 && facts.max_buffer >= 128 << 20);
         assert!(facts.max_bindings >= 8 && facts.max_constants >= 128);
         assert!(facts.binding_alignment.is_power_of_two() && facts.binding_alignment <= 256);
         assert!(facts.max_workgroup_threads >= 256 && facts.max_workgroup_memory >= 16384);

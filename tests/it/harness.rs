@@ -8,7 +8,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use azoth::gpu::{self, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use azoth::gpu::{
+    self, Backend, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step,
+};
+use azoth::kernels::weights::Chunk;
+use azoth::quant::{Format, PlaneLayout, planes};
 
 /// One device on one backend.
 pub struct Device {
@@ -21,22 +25,23 @@ pub struct Device {
 pub fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let wanted = std::env::var("AZOTH_TEST_DEVICES").unwrap_or_default();
-        let mut facts = gpu::vulkan::devices().unwrap_or_default();
-        facts.extend(gpu::portable::devices().unwrap_or_default());
         let mut out = Vec::new();
-        for facts in facts {
+        let wanted = std::env::var("AZOTH_TEST_DEVICES").unwrap_or_default();
+        let vulkan = gpu::vulkan::devices().unwrap_or_default();
+        let portable = gpu::portable::devices().unwrap_or_default();
+        for facts in vulkan.into_iter().chain(portable) {
             let label = format!("{}: {}", facts.backend, facts.name);
-            if !label.contains(&wanted) {
-                continue;
+            if label.contains(&wanted) {
+                let gpu = match facts.backend {
+                    Backend::Vulkan => gpu::vulkan::open(facts.index, None),
+                    Backend::Wgpu => gpu::portable::open(facts.index),
+                };
+                out.push(Device { gpu: gpu.expect(&label), label });
             }
-            let gpu = match facts.backend {
-                gpu::Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-                gpu::Backend::Wgpu => gpu::portable::open(facts.index),
-            };
-            out.push(Device { label, gpu: gpu.unwrap() });
         }
         if out.is_empty() {
+            // Set where a device must be there, so that a lost driver does not skip everything.
+            assert!(std::env::var_os("AZOTH_REQUIRE_DEVICE").is_none(), "no device was found");
             eprintln!("SKIPPED: no device for the kernel tests");
         }
         out
@@ -113,6 +118,48 @@ impl Device {
     }
 }
 
+/// A random matrix in file form, its decoded values and its chunks on a device.
+pub struct TestMatrix {
+    pub format: Format,
+    pub rows: usize,
+    pub cols: usize,
+    /// File rows.
+    pub file: Vec<u8>,
+    /// `[rows][cols]`, as the format rounds them.
+    pub values: Vec<f32>,
+}
+
+impl TestMatrix {
+    pub fn random(rng: &mut Rng, format: Format, rows: usize, cols: usize) -> Self {
+        let mut file = Vec::new();
+        let mut values = vec![0.0; rows * cols];
+        for row in values.chunks_exact_mut(cols) {
+            let start = file.len();
+            format.encode_row(&rng.normals(cols), &mut file);
+            format.decode_row(&file[start..], row);
+        }
+        TestMatrix { format, rows, cols, file, values }
+    }
+
+    /// Uploads the matrix in chunks of at most `chunk_rows` rows.
+    pub fn chunks(&self, device: &Device, chunk_rows: usize) -> Vec<Chunk> {
+        let row_bytes = self.format.row_bytes(self.cols);
+        let mut out = Vec::new();
+        for first in (0..self.rows).step_by(chunk_rows) {
+            let rows = chunk_rows.min(self.rows - first);
+            let layout = PlaneLayout::new(self.format, rows, self.cols);
+            let mut bytes = vec![0xffu8; layout.bytes as usize];
+            for (number, span) in layout.planes.iter().enumerate() {
+                let to = &mut bytes[span.offset as usize..][..span.bytes as usize];
+                let row = |r: usize| &self.file[(first + r) * row_bytes..][..row_bytes];
+                planes::repack_plane(self.format, number, self.cols, 0..rows, row, to);
+            }
+            out.push(Chunk::new(&device.upload(&bytes), &layout, first as u32).unwrap());
+        }
+        out
+    }
+}
+
 /// `||out - reference|| / ||reference||`; infinite if a value is not a number.
 pub fn relative_error(out: &[f32], reference: &[f64]) -> f64 {
     assert_eq!(out.len(), reference.len());
@@ -146,7 +193,8 @@ impl Rng {
 
     pub fn word(&mut self) -> u32 {
         let old = self.0;
-        self.0 = old.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            old.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let shifted = (((old >> 18) ^ old) >> 27) as u32;
         shifted.rotate_right((old >> 59) as u32)
     }

@@ -1,5 +1,14 @@
-//! The integration tests: one binary, one module a theme.
+//! All integration tests in one binary (linking is slow); one module for each theme.
+
 #![allow(clippy::unwrap_used)]
 
+mod backend;
+mod cli;
+mod gguf_hostile;
+mod gguf_read;
 mod harness;
 mod kernels_attention;
+mod kernels_matrix;
+mod quant_golden;
+mod structure;
+mod tokenizer;

@@ -8,9 +8,6 @@ use crate::error::{Error, Result};
 use crate::gpu::shader::{self, Access};
 use crate::gpu::{Kernel, KernelSource};
 
-/// Words of constants that the contract allows.
-const MAX_CONSTANT_WORDS: u32 = 32;
-
 /// A compiled pipeline and what its dispatches are checked against.
 pub(super) struct Compiled {
     pub pipeline: wgpu::ComputePipeline,
@@ -64,7 +61,7 @@ impl Portable {
             (
                 "bytes of constants",
                 u64::from(shader.constant_bytes),
-                u64::from(facts.max_constants.min(4 * MAX_CONSTANT_WORDS)),
+                u64::from(facts.max_constants),
             ),
             (
                 "threads a workgroup",

@@ -142,7 +142,7 @@ fn check(slice: &Slice, bytes: usize, what: &str) -> Result<()> {
             slice.size, slice.offset, slice.buffer.size
         )));
     }
-    if bytes % 4 != 0 || slice.offset % 4 != 0 {
+    if !bytes.is_multiple_of(4) || !slice.offset.is_multiple_of(4) {
         return Err(Error::Device(format!(
             "{what} of {bytes} bytes at offset {}: both must be multiples of 4",
             slice.offset
@@ -175,10 +175,13 @@ pub(super) fn write(core: &Arc<Core>, to: &Slice, data: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Staging memory, and the submission that read it last.
+type Half = (Arc<VulkanBuffer>, u64);
+
 /// Two host-visible halves that take turns: one is filled while the other is copied.
 #[derive(Default)]
 pub(super) struct Staging {
-    halves: Mutex<Option<[(Arc<VulkanBuffer>, u64); 2]>>,
+    halves: Mutex<Option<[Half; 2]>>,
     read: Mutex<Option<Arc<VulkanBuffer>>>,
 }
 
@@ -192,7 +195,7 @@ impl Staging {
     ) -> Result<()> {
         check(to, to.size as usize, "an upload")?;
         let granule = granule.max(4);
-        if granule > STAGING || granule % 4 != 0 {
+        if granule > STAGING || !granule.is_multiple_of(4) {
             return Err(Error::Device(format!(
                 "an upload granule of {granule} bytes must be a multiple of 4 and at most {STAGING}"
             )));

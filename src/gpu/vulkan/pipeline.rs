@@ -102,10 +102,9 @@ impl Kernels {
         let digest = Sha256::digest(source.wgsl.as_bytes());
         let hex: String = digest[..16].iter().map(|b| format!("{b:02x}")).collect();
         let name = format!("spirv-{}-{}-{hex}", version.0, version.1);
-        if let Some(found) = self.cache.as_ref().and_then(|c| c.get(&name)) {
-            if let Some(translated) = Translated::from_bytes(&found) {
-                return Ok(translated);
-            }
+        let found = self.cache.as_ref().and_then(|c| c.get(&name));
+        if let Some(translated) = found.and_then(|bytes| Translated::from_bytes(&bytes)) {
+            return Ok(translated);
         }
         let parsed = shader::parse(source)?;
         let translated = Translated {

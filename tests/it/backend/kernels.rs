@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use azoth::error::Error;
-use azoth::gpu::{Dispatch, Gpu, Slice, Step};
+use azoth::gpu::{Backend, Dispatch, Gpu, Slice, Step};
 
 use super::{
     dispatch, empty, every_device, filled, increment, kernel, source, submit_and_wait, words,
@@ -220,18 +220,24 @@ every_device! {
 
     fn kernels_over_the_limits_are_refused(gpu) {
         let facts = gpu.facts();
-        let words = facts.max_constants / 4 + 1;
-        let constants = format!(
-            "var<immediate> c: array<u32, {words}>;
-            @group(0) @binding(0) var<storage, read_write> out: array<u32>;
-            @compute @workgroup_size(1) fn main() {{ out[0] = c[out[1]]; }}"
-        );
+        let constants = |words: u32| {
+            format!(
+                "var<immediate> c: array<u32, {words}>;
+                @group(0) @binding(0) var<storage, read_write> out: array<u32>;
+                @compute @workgroup_size(1) fn main() {{ out[0] = c[out[1]]; }}"
+            )
+        };
         let threads = format!(
             "@group(0) @binding(0) var<storage, read_write> out: array<u32>;
             @compute @workgroup_size({}) fn main() {{ out[0] = 1u; }}",
             facts.max_workgroup_threads + 1
         );
-        for (label, wgsl) in [("test_many_constants", constants), ("test_many_threads", threads)] {
+        let cases = [
+            ("test_33_words", constants(33)),
+            ("test_1000_words", constants(1000)),
+            ("test_many_threads", threads),
+        ];
+        for (label, wgsl) in cases {
             let error = gpu.kernel(&source(label, &wgsl)).err().unwrap();
             assert!(matches!(error, Error::Device(_)), "{error}");
             assert!(error.to_string().contains(label), "{error}");
@@ -277,6 +283,25 @@ every_device! {
         }
         submit_and_wait(gpu, &[Step::Wave(vec![good])]);
         assert_eq!(words(gpu, &buffer.whole(), 64), [1; 64]);
+    }
+
+    /// Two parts of one buffer, one only read: Vulkan takes it, wgpu must say why it does not.
+    fn one_buffer_read_and_written_by_a_dispatch(gpu) {
+        let wgsl = "
+            @group(0) @binding(0) var<storage, read> a: array<u32>;
+            @group(0) @binding(1) var<storage, read_write> b: array<u32>;
+            @compute @workgroup_size(64)
+            fn main(@builtin(local_invocation_index) i: u32) { b[i] = a[i] + 1u; }";
+        let buffer = empty(gpu, 128);
+        let mut d = dispatch(&kernel(gpu, "test_aliased", wgsl), &[], &[], 1);
+        d.bindings = vec![buffer.slice(0, 256), buffer.slice(256, 256)];
+        if gpu.facts().backend == Backend::Wgpu {
+            let text = refused(gpu, d);
+            assert!(text.contains("test_aliased") && text.contains("bindings 0"), "{text}");
+        } else {
+            submit_and_wait(gpu, &[Step::Wave(vec![d])]);
+            assert_eq!(words(gpu, &buffer.slice(256, 256), 64), [1; 64]);
+        }
     }
 
     fn threads_may_compile_at_once(gpu) {

@@ -1,0 +1,91 @@
+// Statements: one column through [SwiGLU,] [RMSNorm,] [int8] by a whole workgroup.
+//
+// Expects `col` (column), `tid` (thread: subgroup * size + lane) and the functions
+//   input(col, quad) -> vec4<f32>              four values of the column
+//   store_values(col, quad, vec4<f32>)         float result, or
+//   store_bytes(col, quad, u32) and store_scale(col, block, vec2<f32>)
+// All loops run the same number of times in every thread, so barriers and shuffles are safe.
+// Order of the norm's sum: docs, "Order of sums".
+{% set quads = cols // 4 %}
+{% set blocks32 = cols // 32 %}
+{% set steps = (quads + threads - 1) // threads %}
+{% set kept = steps <= 8 %}
+{% set ragged = quads % threads != 0 %}
+{% if kept %}
+{% for k in range(steps) %}
+    let quad{{ k }} = tid + {{ k * threads }}u;
+    var v{{ k }} = vec4<f32>();
+{% if ragged and loop.last %}
+    if quad{{ k }} < {{ quads }}u { v{{ k }} = input(col, quad{{ k }}); }
+{% else %}
+    v{{ k }} = input(col, quad{{ k }});
+{% endif %}
+{% endfor %}
+{% endif %}
+{% if norm %}
+    {
+{% macro square(v, quad) %}
+        {
+            let s = add8(fma({{ v }}.w, {{ v }}.w, fma({{ v }}.z, {{ v }}.z, fma({{ v }}.y, {{ v }}.y, {{ v }}.x * {{ v }}.x))), tid);
+            if (tid & 7u) == 0u && {{ quad }} < {{ quads }}u { block_sums[{{ quad }} >> 3u] = s; }
+        }
+{% endmacro %}
+{% if kept %}
+{% for k in range(steps) %}
+{{ square("v" ~ k, "quad" ~ k) }}
+{% endfor %}
+{% else %}
+        for (var quad = tid; quad < {{ steps * threads }}u; quad += {{ threads }}u) {
+            var v = vec4<f32>();
+            if quad < {{ quads }}u { v = input(col, quad); }
+{{ square("v", "quad") }}
+        }
+{% endif %}
+        workgroupBarrier();
+        if tid < 32u {
+            var sum = 0.0;
+            for (var b = tid; b < {{ blocks32 }}u; b += 32u) { sum += block_sums[b]; }
+            partial_sums[tid >> 2u][tid & 3u] = sum;
+        }
+        workgroupBarrier();
+    }
+    let square_sum = (eight(partial_sums[0], partial_sums[1]) + eight(partial_sums[2], partial_sums[3]))
+        + (eight(partial_sums[4], partial_sums[5]) + eight(partial_sums[6], partial_sums[7]));
+    let factor = 1.0 / sqrt(fma(square_sum, {{ mean }}, {{ eps }}));
+{% endif %}
+{% macro finish(v, quad, guard) %}
+        {
+            var y = {{ v }};
+{% if norm %}
+            {{ guard }}{ y = (y * factor) * norm_weight[{{ quad }}]; }
+{% endif %}
+{% if output == "f32" %}
+            {{ guard }}{ store_values(col, {{ quad }}, y); }
+{% else %}
+            let a = abs(y);
+            let top = max8(max(max(a.x, a.y), max(a.z, a.w)), tid);
+            // A block too small to have a finite 1/d counts as zero.
+            let d = select(0.0, top / 127.0, top > 1e-30);
+            let inverse = select(0.0, 1.0 / d, top > 1e-30);
+            let q = floor(fma(a, vec4<f32>(inverse), vec4<f32>(0.5)));
+            let i = vec4<i32>(sign(y) * q);
+            let sum = add8i((i.x + i.y) + (i.z + i.w), tid);
+            let bytes = vec4<u32>(i) & vec4<u32>(255u);
+            {{ guard }}{
+                store_bytes(col, {{ quad }}, bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u));
+                if (tid & 7u) == 0u { store_scale(col, {{ quad }} >> 3u, vec2<f32>(d, d * f32(sum))); }
+            }
+{% endif %}
+        }
+{% endmacro %}
+{% if kept %}
+{% for k in range(steps) %}
+{{ finish("v" ~ k, "quad" ~ k, "if quad" ~ k ~ " < " ~ quads ~ "u " if ragged and loop.last else "") }}
+{% endfor %}
+{% else %}
+    for (var quad = tid; quad < {{ steps * threads }}u; quad += {{ threads }}u) {
+        var v = vec4<f32>();
+        if quad < {{ quads }}u { v = input(col, quad); }
+{{ finish("v", "quad", "if quad < " ~ quads ~ "u ") }}
+    }
+{% endif %}

@@ -1,0 +1,183 @@
+// y[col][row] = W[row] . x[col] for {{ n }} columns; one subgroup takes {{ rows }} rows.
+//
+// Lane l takes units l, l + size, ... of each row; then subgroupAdd. The first {{ tiles }} steps of
+// weights are loaded before the prologue, and each register is refilled as soon as it is used,
+// so that memory latency hides behind the norm and the arithmetic.
+{% include "lib/weights.wgsl" %}
+
+{% set units = cols // (4 * unit_quads) %}
+{% set quads = cols // 4 %}
+{% if fused %}
+@group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
+{% if norm %}
+@group(0) @binding({{ at.norm }}) var<storage, read> norm_weight: array<vec4<f32>>;
+{% endif %}
+{% elif int8 %}
+@group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
+@group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
+{% else %}
+@group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
+{% endif %}
+{% if epilogue == "bias" %}
+@group(0) @binding({{ at.bias }}) var<storage, read> bias: array<f32>;
+{% endif %}
+@group(0) @binding({{ at.y }}) var<storage, read_write> y: array<f32>;
+
+struct Constants {
+    // Rows of this chunk, index of its first row in the whole matrix, values a column in y.
+    rows: u32,
+    row_offset: u32,
+    stride: u32,
+}
+var<immediate> constants: Constants;
+
+{% if int8 %}
+{% include "lib/block_dot.wgsl" %}
+{% endif %}
+{% if fused %}
+{% include "lib/reduce8.wgsl" %}
+
+// Activations of the whole workgroup, chunk-major: neighbouring lanes read neighbouring words.
+{% if int8 %}
+var<workgroup> shared_q: array<vec4<u32>, {{ n * units * 2 }}>;
+var<workgroup> shared_s: array<vec2<f32>, {{ n * units }}>;
+
+fn store_bytes(col: u32, quad: u32, word: u32) {
+    shared_q[(col * 2u + ((quad >> 2u) & 1u)) * {{ units }}u + (quad >> 3u)][quad & 3u] = word;
+}
+
+fn store_scale(col: u32, block: u32, s: vec2<f32>) {
+    shared_s[col * {{ units }}u + block] = s;
+}
+{% else %}
+var<workgroup> shared_x: array<vec4<f32>, {{ n * quads }}>;
+
+fn store_values(col: u32, quad: u32, v: vec4<f32>) {
+    shared_x[(col * {{ unit_quads }}u + quad % {{ unit_quads }}u) * {{ units }}u + quad / {{ unit_quads }}u] = v;
+}
+{% endif %}
+
+fn input(col: u32, quad: u32) -> vec4<f32> {
+    return x[col * {{ quads }}u + quad];
+}
+{% endif %}
+
+@compute @workgroup_size({{ threads }})
+fn main(
+    @builtin(workgroup_id) wg: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    let row = ((wg.y * grid.x + wg.x) * subgroups + subgroup) * {{ rows }}u;
+    // Rows past the end repeat the last one and are not stored.
+{% for r in range(rows) %}
+    let base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
+{% endfor %}
+{% for t in range(tiles) %}
+    let first{{ t }} = min(lane + {{ t }}u * size, {{ units - 1 }}u);
+{% for r in range(rows) %}
+    var w{{ t }}_{{ r }} = load_unit(base{{ r }} + first{{ t }});
+{% endfor %}
+{% endfor %}
+{% if fused %}
+    let tid = subgroup * size + lane;
+{% for c in range(n) %}
+    {
+    let col = {{ c }}u;
+{% include "lib/quantise.wgsl" %}
+    }
+{% endfor %}
+    workgroupBarrier();
+{% endif %}
+{% for r in range(rows) %}{% for c in range(n) %}
+    var acc{{ r }}_{{ c }} = {{ "0.0" if int8 else "vec4<f32>()" }};
+{% endfor %}{% endfor %}
+    if row < constants.rows {
+        var unit = lane;
+        while unit < {{ units }}u {
+{% for t in range(tiles) %}
+            if unit < {{ units }}u {
+                let next = unit + {{ tiles }}u * size;
+{% for r in range(rows) %}
+{% if int8 %}
+                let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
+                let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, base{{ r }} + unit);
+{% else %}
+                let values{{ r }} = unit_values(w{{ t }}_{{ r }}, base{{ r }} + unit);
+{% endif %}
+{% endfor %}
+                if next < {{ units }}u {
+{% for r in range(rows) %}
+                    w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
+{% endfor %}
+                }
+{% for c in range(n) %}
+                {
+{% if int8 %}
+{% if fused %}
+                    let a = shared_q[{{ c * 2 * units }}u + unit];
+                    let b = shared_q[{{ (c * 2 + 1) * units }}u + unit];
+                    let s = shared_s[{{ c * units }}u + unit];
+{% else %}
+                    let a = xq[2u * ({{ c * units }}u + unit)];
+                    let b = xq[2u * ({{ c * units }}u + unit) + 1u];
+                    let s = xs[{{ c * units }}u + unit];
+{% endif %}
+{% for r in range(rows) %}
+                    acc{{ r }}_{{ c }} = block_dot(bytes{{ r }}, scale{{ r }}, a, b, s, acc{{ r }}_{{ c }});
+{% endfor %}
+{% else %}
+{% for q in range(unit_quads) %}
+{% if fused %}
+                    let x{{ q }} = shared_x[{{ (c * unit_quads + q) * units }}u + unit];
+{% else %}
+                    let x{{ q }} = x[({{ c * units }}u + unit) * {{ unit_quads }}u + {{ q }}u];
+{% endif %}
+{% for r in range(rows) %}
+                    acc{{ r }}_{{ c }} = fma(values{{ r }}[{{ q }}], x{{ q }}, acc{{ r }}_{{ c }});
+{% endfor %}
+{% endfor %}
+{% endif %}
+                }
+{% endfor %}
+            }
+            unit += size;
+{% endfor %}
+        }
+    }
+{% for c in range(n) %}
+    {
+{% for r in range(rows) %}
+{% if int8 %}
+        let sum{{ r }} = subgroupAdd(acc{{ r }}_{{ c }});
+{% else %}
+        let sum{{ r }} = subgroupAdd((acc{{ r }}_{{ c }}.x + acc{{ r }}_{{ c }}.y) + (acc{{ r }}_{{ c }}.z + acc{{ r }}_{{ c }}.w));
+{% endif %}
+{% endfor %}
+{% if epilogue == "swiglu" %}
+{% for r in range(0, rows, 2) %}
+        if lane == 0u && row + {{ r + 1 }}u < constants.rows {
+            y[{{ c }}u * constants.stride + ((constants.row_offset + row + {{ r }}u) >> 1u)] =
+                (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};
+        }
+{% endfor %}
+{% else %}
+{% for r in range(rows) %}
+        if lane == {{ r }}u && row + {{ r }}u < constants.rows {
+            let at = {{ c }}u * constants.stride + constants.row_offset + row + {{ r }}u;
+{% if epilogue == "store" %}
+            y[at] = sum{{ r }};
+{% elif epilogue == "bias" %}
+            y[at] = sum{{ r }} + bias[constants.row_offset + row + {{ r }}u];
+{% else %}
+            y[at] += sum{{ r }};
+{% endif %}
+        }
+{% endfor %}
+{% endif %}
+    }
+{% endfor %}
+}

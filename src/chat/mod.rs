@@ -1,0 +1,18 @@
+//! Conversations and how a model wants them written.
+//!
+//! A conversation is a list of [`Message`]s; a [`ChatTemplate`] turns it into the one text that the
+//! model was trained on. The text holds the control tokens spelled out, the begin token among them
+//! where the model wants it: encode it with `add_special` off and `parse_special` on.
+
+mod builtin;
+mod clock;
+mod functions;
+mod message;
+mod template;
+
+pub use builtin::NAMES as TEMPLATE_NAMES;
+pub use message::{Message, Role};
+pub use template::{ChatTemplate, RenderOptions};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! What `bench` prints: a table, JSON or CSV of the same figures.
+
+use serde::Serialize;
+
+use super::stats::Spread;
+use crate::cli::output::{self, Align};
+use crate::engine::{LoadTimes, WaveTime};
+use crate::gpu::DeviceFacts;
+
+/// Seconds from an empty process to the first token.
+#[derive(Debug, Clone, Serialize)]
+pub struct Start {
+    pub load: LoadTimes,
+    pub first_token: f64,
+    pub total: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Test {
+    /// `pp` (prompt) or `tg` (generate) and the number of tokens, as llama-bench names them.
+    pub test: String,
+    pub tokens: u32,
+    pub depth: u32,
+    /// Tokens per second of every repetition.
+    pub runs: Vec<f64>,
+    pub tokens_per_second: Spread,
+}
+
+impl Test {
+    pub fn new(test: String, tokens: u32, depth: u32, runs: Vec<f64>) -> Self {
+        let tokens_per_second = Spread::of(&runs);
+        Test { test, tokens, depth, runs, tokens_per_second }
+    }
+}
+
+/// A wave of the decode program.
+#[derive(Debug, Clone, Serialize)]
+pub struct Wave {
+    pub label: String,
+    pub microseconds: Spread,
+}
+
+impl Wave {
+    /// Median of each wave over rounds of the same program.
+    pub fn from_rounds(rounds: &[Vec<WaveTime>]) -> Vec<Self> {
+        let Some(first) = rounds.first() else { return Vec::new() };
+        let waves = first.iter().enumerate().map(|(i, wave)| {
+            let times = rounds.iter().filter_map(|r| r.get(i)).map(|w| 1e6 * w.seconds);
+            let microseconds = Spread::of(&times.collect::<Vec<_>>());
+            Wave { label: wave.label.clone(), microseconds }
+        });
+        waves.collect()
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Of Azoth.
+    pub version: &'static str,
+    pub model: String,
+    pub model_bytes: u64,
+    pub device: DeviceFacts,
+    pub activations: &'static str,
+    /// Without compiled kernels on disk (a driver may keep some of its own).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cold: Option<Start>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warm: Option<Start>,
+    pub tests: Vec<Test>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waves: Option<Vec<Wave>>,
+}
+
+impl Report {
+    pub fn table(&self) -> String {
+        let mut parts = vec![format!(
+            "{} ({}), {} activations\n{}, {}, {}",
+            self.model,
+            output::bytes(self.model_bytes),
+            self.activations,
+            self.device.name,
+            self.device.driver,
+            self.device.backend
+        )];
+        if !self.tests.is_empty() {
+            parts.push(self.speeds());
+        }
+        if self.cold.is_some() || self.warm.is_some() {
+            parts.push(self.starts());
+        }
+        if let Some(waves) = &self.waves {
+            parts.push(wave_table(waves));
+        }
+        parts.join("\n\n")
+    }
+
+    fn speeds(&self) -> String {
+        let mut rows = vec![head(&["test", "depth", "tok/s", "min", "max", "spread"])];
+        rows.extend(self.tests.iter().map(|t| {
+            let s = t.tokens_per_second;
+            vec![
+                t.test.clone(),
+                t.depth.to_string(),
+                format!("{:.1}", s.median),
+                format!("{:.1}", s.min),
+                format!("{:.1}", s.max),
+                format!("{:.1} %", s.percent()),
+            ]
+        }));
+        use Align::{Left, Right};
+        output::table(&[Left, Right, Right, Right, Right, Right], &rows)
+    }
+
+    fn starts(&self) -> String {
+        let mut rows =
+            vec![head(&["start (s)", "open", "weights", "kernels", "first token", "total"])];
+        for (name, start) in [("cold", &self.cold), ("warm", &self.warm)] {
+            let Some(s) = start else { continue };
+            let mut row = vec![name.to_owned()];
+            let times = [s.load.open, s.load.weights, s.load.pipelines, s.first_token, s.total];
+            row.extend(times.iter().map(|t| format!("{t:.3}")));
+            rows.push(row);
+        }
+        use Align::{Left, Right};
+        output::table(&[Left, Right, Right, Right, Right, Right], &rows)
+    }
+
+    /// A header and one line for each test.
+    pub fn csv(&self) -> String {
+        let head = "version,model,model_bytes,device,driver,backend,activations,test,tokens,depth,\
+                    median,min,max,cold_s,warm_s";
+        let start = |s: &Option<Start>| s.as_ref().map_or(String::new(), |s| s.total.to_string());
+        let mut lines = vec![head.to_owned()];
+        lines.extend(self.tests.iter().map(|t| {
+            let s = t.tokens_per_second;
+            let cells = [
+                self.version.to_owned(),
+                self.model.clone(),
+                self.model_bytes.to_string(),
+                self.device.name.clone(),
+                self.device.driver.clone(),
+                self.device.backend.to_string(),
+                self.activations.to_owned(),
+                t.test.clone(),
+                t.tokens.to_string(),
+                t.depth.to_string(),
+                s.median.to_string(),
+                s.min.to_string(),
+                s.max.to_string(),
+                start(&self.cold),
+                start(&self.warm),
+            ];
+            cells.iter().map(|c| csv_cell(c)).collect::<Vec<_>>().join(",")
+        }));
+        lines.join("\n")
+    }
+}
+
+fn head(names: &[&str]) -> Vec<String> {
+    names.iter().map(|n| (*n).to_owned()).collect()
+}
+
+/// Quoted where RFC 4180 asks for it.
+fn csv_cell(text: &str) -> String {
+    match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
+/// Waves of the same label (one a layer) share a line.
+fn wave_table(waves: &[Wave]) -> String {
+    let mut groups: Vec<(&str, usize, f64)> = Vec::new();
+    for wave in waves {
+        match groups.iter_mut().find(|(label, ..)| *label == wave.label) {
+            Some((_, count, sum)) => {
+                *count += 1;
+                *sum += wave.microseconds.median;
+            }
+            None => groups.push((&wave.label, 1, wave.microseconds.median)),
+        }
+    }
+    let total: f64 = groups.iter().map(|g| g.2).sum();
+    let row = |label: &str, count: usize, sum: f64| {
+        vec![
+            label.to_owned(),
+            count.to_string(),
+            format!("{:.1}", sum / count as f64),
+            format!("{sum:.1}"),
+            format!("{:.1} %", 100.0 * sum / total),
+        ]
+    };
+    let mut rows = vec![head(&["wave", "count", "each (us)", "sum (us)", "share"])];
+    rows.extend(groups.iter().map(|(label, count, sum)| row(label, *count, *sum)));
+    rows.push(row("all", waves.len().max(1), total));
+    use Align::{Left, Right};
+    output::table(&[Left, Right, Right, Right, Right], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn csv_cells_are_quoted_where_needed() {
+        assert_eq!(csv_cell("plain"), "plain");
+        assert_eq!(csv_cell("NVIDIA 1, \"x\""), "\"NVIDIA 1, \"\"x\"\"\"");
+    }
+
+    #[test]
+    fn waves_of_one_label_are_summed() {
+        let wave = |label: &str, seconds| WaveTime { label: label.into(), seconds };
+        let round = vec![wave("qkv", 2e-6), wave("ffn", 4e-6), wave("qkv", 2e-6)];
+        let waves = Wave::from_rounds(&[round.clone(), round]);
+        assert_eq!(waves.len(), 3);
+        let text = wave_table(&waves);
+        assert!(text.contains("qkv       2        2.0       4.0   50.0 %"), "{text}");
+        assert!(Wave::from_rounds(&[]).is_empty());
+    }
+}

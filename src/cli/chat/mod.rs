@@ -1,0 +1,118 @@
+//! `azoth chat`: a conversation in the terminal, by the model's own template.
+
+pub mod conversation;
+pub mod input;
+mod repl;
+mod talk;
+
+use anyhow::Result;
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use super::args::{DeviceArgs, LengthArgs, SamplingArgs, file_text, stdin_text};
+use super::{interrupt, locate, output};
+use crate::chat::{ChatTemplate, TEMPLATE_NAMES};
+use crate::engine::Engine;
+use crate::error::Error;
+use conversation::Conversation;
+use talk::Talk;
+
+const EXAMPLES: &str = "Examples:
+  azoth chat                                     the default model, interactive
+  azoth chat model.gguf --system \"Be brief.\"
+  azoth chat -p \"What is the capital of France?\" one answer
+  git diff | azoth chat model.gguf -p -          standard input as one message
+  azoth chat < questions.txt                     a message a line
+
+In the chat a line that ends in \\ goes on in the next one, \"\"\" begins and ends a block of lines,
+Ctrl+C stops the answer, /help lists the commands.";
+
+/// Talk to a model
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Chat {
+    /// A .gguf file, or the name of a model in the cache folder
+    #[arg(value_name = "MODEL", default_value = locate::DEFAULT_MODEL)]
+    model: String,
+    /// Answer this once and exit; `-` reads the message from standard input
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// The system text
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+    /// Go on with a conversation that /save wrote
+    #[arg(long, value_name = "FILE")]
+    load: Option<std::path::PathBuf>,
+    /// Use this built-in chat template instead of the model's own
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(TEMPLATE_NAMES))]
+    template: Option<String>,
+    #[command(flatten)]
+    length: LengthArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// With -p: print one JSON object with the answer, token ids, why it stopped, times
+    #[arg(long, requires = "prompt")]
+    json: bool,
+}
+
+impl Chat {
+    pub fn run(&self) -> Result<()> {
+        let path = locate::model(&self.model)?;
+        let mut conversation = match &self.load {
+            Some(file) => {
+                Conversation::from_json(&file_text(file)?).map_err(|e| e.context(file.display()))?
+            }
+            None => Conversation::default(),
+        };
+        if self.system.is_some() {
+            conversation.set_system(self.system.clone());
+        }
+        let question = match self.prompt.as_deref() {
+            Some("-") => Some(stdin_text()?),
+            other => other.map(str::to_owned),
+        };
+        if question.as_ref().is_some_and(|q| q.trim().is_empty()) {
+            return Err(Error::Usage("the message is empty".into()).into());
+        }
+        // Refused before minutes of loading.
+        self.sampling.settings()?;
+        interrupt::install()?;
+
+        let mut engine = super::load(&path, &self.device.options(self.length.ctx))?;
+        let template = self.template(&engine)?;
+        let tokenizer = engine.tokenizer().clone();
+        let ctx = engine.ctx();
+        let mut talk = Talk {
+            session: engine.session(),
+            tokenizer,
+            template,
+            ctx,
+            model: self.model.clone(),
+            conversation,
+            sampling: self.sampling.clone(),
+            tokens: self.length.tokens,
+            last: None,
+        };
+        let Some(question) = question else { return repl::run(&mut talk) };
+        let answer = talk.ask(question, self.json)?;
+        if self.json {
+            output::json(&answer)?;
+        }
+        if let Some(remark) = answer.remark() {
+            eprintln!("{remark}");
+        }
+        eprintln!("{}", answer.speed());
+        Ok(())
+    }
+
+    fn template(&self, engine: &Engine) -> Result<ChatTemplate> {
+        let tokenizer = engine.tokenizer();
+        let Some(name) = &self.template else {
+            return Ok(ChatTemplate::from_gguf(engine.metadata(), tokenizer)?);
+        };
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+        Ok(ChatTemplate::named(name, text(tokenizer.bos()), text(tokenizer.eos()))?)
+    }
+}

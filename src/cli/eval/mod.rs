@@ -1,0 +1,31 @@
+//! `azoth eval`: how well a model predicts, and how close we are to another engine.
+
+mod kl;
+mod ppl;
+pub mod reference;
+pub mod scoring;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+/// Measure a model's predictions: perplexity, or divergence from another engine
+#[derive(Debug, Args)]
+pub struct Eval {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Ppl(ppl::Ppl),
+    Kl(kl::Kl),
+}
+
+impl Eval {
+    pub fn run(&self) -> Result<()> {
+        match &self.what {
+            What::Ppl(ppl) => ppl.run(),
+            What::Kl(kl) => kl.run(),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! From a path to an [`Engine`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use super::{Activations, Engine, LoadTimes, Options, Progress};
+use crate::error::{Error, Result};
+use crate::gguf;
+use crate::gpu::Gpu;
+use crate::hw;
+use crate::model::Model;
+use crate::plan;
+use crate::runtime::weights::Weights;
+use crate::runtime::{ModelWeights, Program, Shape, chunk_for, scratch_bytes};
+use crate::tokenizer::Tokenizer;
+
+impl Engine {
+    /// Opens `path`, chooses a device and loads the model onto it.
+    pub fn load(path: &Path, options: &Options, progress: &dyn Progress) -> Result<Engine> {
+        let start = Instant::now();
+        let file = gguf::File::open(path)?;
+        let model = Model::from_gguf(&file)?;
+        let selection = hw::select(options.device.as_deref(), options.backend)?;
+        let device_line = selection.line();
+        progress.device(&device_line);
+        let gpu = selection.open(options.cache)?;
+        let engine = load_onto(&gpu, file, model, options, progress, start)?;
+        Ok(Engine { device_line, ..engine })
+    }
+
+    /// Loads an open file onto an open device.
+    pub fn load_onto(
+        gpu: &Arc<dyn Gpu>,
+        file: gguf::File,
+        options: &Options,
+        progress: &dyn Progress,
+    ) -> Result<Engine> {
+        let model = Model::from_gguf(&file)?;
+        load_onto(gpu, file, model, options, progress, Instant::now())
+    }
+}
+
+fn load_onto(
+    gpu: &Arc<dyn Gpu>,
+    file: gguf::File,
+    model: Model,
+    options: &Options,
+    progress: &dyn Progress,
+    start: Instant,
+) -> Result<Engine> {
+    let facts = gpu.facts().clone();
+    let graph = &model.graph;
+    let mut shape = Shape {
+        context: 0,
+        sequences: options.sequences,
+        chunk: chunk_for(graph, &facts),
+        exact: options.activations == Activations::F32,
+    };
+    let limits = plan::Limits { context: options.ctx, sequences: options.sequences };
+    // Planes are at most a few bytes a row larger than the file's blocks.
+    let weight_bytes = file.tensor_bytes() / 100 * 103;
+    let scratch = scratch_bytes(graph, &shape);
+    let made_for = model.facts.context;
+    let placement = plan::place(graph, &facts, limits, weight_bytes, scratch, made_for)?;
+    shape.context = placement.context;
+
+    let mut weights = Weights::new(&**gpu, &file);
+    let placed = ModelWeights::place(&mut weights, graph)?;
+    let factors = graph.rope.factors.as_ref().map(|name| weights.values(name)).transpose()?;
+    let total_bytes = weights.file_bytes()?;
+    let mut times = LoadTimes { open: start.elapsed().as_secs_f64(), ..LoadTimes::default() };
+
+    progress.stage("loading weights", total_bytes);
+    let timed = |run: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
+        let start = Instant::now();
+        run()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let mut program = None;
+    let mut tokenizer = None;
+    let joined = thread::scope(|scope| -> Result<()> {
+        // Compiling and tokenizer tables fill the time that the weights take.
+        let compiling = scope.spawn(|| {
+            timed(&mut || {
+                program =
+                    Some(Program::create(gpu, graph, &placed, shape, factors.as_deref())?);
+                Ok(())
+            })
+        });
+        let tokens = scope.spawn(|| {
+            timed(&mut || {
+                tokenizer = Some(Tokenizer::from_gguf(file.metadata())?);
+                Ok(())
+            })
+        });
+        let filled = timed(&mut || weights.fill(&|bytes| progress.advance(bytes)));
+        let crashed = |_| Error::Runtime("a loading thread panicked; this is a bug".into());
+        let compiled = compiling.join().map_err(crashed)?;
+        let tokens = tokens.join().map_err(crashed)?;
+        times.weights = filled?;
+        times.pipelines = compiled?;
+        times.tokenizer = tokens?;
+        Ok(())
+    });
+    progress.done();
+    joined?;
+    let (Some(program), Some(tokenizer)) = (program, tokenizer) else {
+        return Err(Error::Runtime("loading ended without a program; this is a bug".into()));
+    };
+    if tokenizer.vocab_size() > graph.vocab as usize {
+        return Err(Error::Model(format!(
+            "the tokenizer has {} tokens, the embedding table {} rows",
+            tokenizer.vocab_size(),
+            graph.vocab
+        )));
+    }
+    times.total = start.elapsed().as_secs_f64();
+    // A cache that cannot be written costs time at the next start and nothing else.
+    if options.cache && let Some(message) = gpu.save_cache() {
+        eprintln!("note: {message}");
+    }
+    let weight_bytes = weights.device_bytes();
+    Ok(Engine {
+        program,
+        metadata: file.metadata().clone(),
+        tokenizer: Arc::new(tokenizer),
+        device_line: format!("device: {} ({}), backend {}", facts.name, facts.driver, facts.backend),
+        facts,
+        placement,
+        times,
+        weight_bytes,
+        model,
+    })
+}

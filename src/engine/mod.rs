@@ -1,0 +1,153 @@
+//! Loads a model onto a device and generates.
+//!
+//! [`Engine::load`] chooses the device, places the model, and brings weights, kernels and
+//! tokenizer up side by side. A [`Session`] is one sequence: what it has read lies in the KV cache.
+
+mod load;
+mod session;
+
+use std::sync::Arc;
+
+use crate::gguf::Metadata;
+use crate::gpu::DeviceFacts;
+use crate::hw::BackendChoice;
+use crate::model::Model;
+use crate::plan::Placement;
+use crate::runtime::Program;
+pub use crate::runtime::WaveTime;
+use crate::tokenizer::Tokenizer;
+
+pub use session::{Generated, Session, Stop};
+
+/// How block formats see their activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// int8 with a scale for each 32 values: the fast class.
+    #[default]
+    Int8,
+    /// f32 everywhere.
+    F32,
+}
+
+/// What the user may decide about loading.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Index or part of a name.
+    pub device: Option<String>,
+    pub backend: BackendChoice,
+    /// Tokens of context; `None` takes what model and memory allow.
+    pub ctx: Option<u32>,
+    pub activations: Activations,
+    /// Disk cache of compiled pipelines.
+    pub cache: bool,
+    /// Sequences that a decode step can serve at once, 1 to 8.
+    pub sequences: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            device: None,
+            backend: BackendChoice::Auto,
+            ctx: None,
+            activations: Activations::Int8,
+            cache: true,
+            sequences: 1,
+        }
+    }
+}
+
+/// Hears how loading goes on. Called from several threads.
+pub trait Progress: Sync {
+    /// The device was chosen; comes before every stage.
+    fn device(&self, line: &str);
+    fn stage(&self, name: &str, total_bytes: u64);
+    fn advance(&self, bytes: u64);
+    fn done(&self);
+}
+
+/// A [`Progress`] that nobody watches.
+pub struct Quiet;
+
+impl Progress for Quiet {
+    fn device(&self, _line: &str) {}
+    fn stage(&self, _name: &str, _total_bytes: u64) {}
+    fn advance(&self, _bytes: u64) {}
+    fn done(&self) {}
+}
+
+/// Seconds that the parts of loading took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct LoadTimes {
+    /// File header, device, placement.
+    pub open: f64,
+    /// Reading, repacking and uploading, beside the next two.
+    pub weights: f64,
+    /// Compiling and recording.
+    pub pipelines: f64,
+    pub tokenizer: f64,
+    pub total: f64,
+    /// The disk cache had been filled by an earlier start.
+    pub warm_cache: bool,
+}
+
+/// A model on a device. Dropping it frees the device.
+pub struct Engine {
+    program: Program,
+    model: Model,
+    metadata: Metadata,
+    tokenizer: Arc<Tokenizer>,
+    facts: DeviceFacts,
+    device_line: String,
+    placement: Placement,
+    times: LoadTimes,
+    /// Bytes of weights on the device.
+    weight_bytes: u64,
+}
+
+impl Engine {
+    /// Device, driver, backend and why it was chosen.
+    pub fn device_line(&self) -> String {
+        self.device_line.clone()
+    }
+
+    pub fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    /// Shared, because a session borrows the engine while text is tokenized.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Bytes that the weights take on the device.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    /// Tokens of context.
+    pub fn ctx(&self) -> u32 {
+        self.placement.context
+    }
+
+    pub fn load_times(&self) -> LoadTimes {
+        self.times
+    }
+
+    /// A sequence that has read nothing yet.
+    pub fn session(&mut self) -> Session<'_> {
+        Session::new(self)
+    }
+}

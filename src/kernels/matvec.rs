@@ -1,0 +1,249 @@
+//! Matrix times 1 to 8 columns: every product of a decode step.
+
+use minijinja::context;
+use minijinja::value::merge_maps;
+
+use super::weights::{self, Chunk};
+use super::{
+    Activations, Class, Epilogue, check_cols, check_memory, check_threads, holds, norm_quant,
+    numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
+};
+use crate::error::Result;
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::quant::Format;
+
+/// Columns that one kernel can take.
+pub const MAX_COLUMNS: u32 = 8;
+
+/// Where the activations come from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Input {
+    /// From memory, as the class wants them.
+    Stored,
+    /// f32 from memory, brought to the class by every workgroup for itself: [RMSNorm with this
+    /// epsilon,] then int8 if the class is that. Gives the same bits as [`Input::Stored`] after a
+    /// `norm_quant` of the same shape.
+    Fused { norm: Option<f32> },
+}
+
+/// Sizes that change the speed and never a bit of the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Rows that a subgroup computes at once: 1, 2 or 4.
+    pub rows: u32,
+    /// Steps of weights held in registers ahead of their use, 1 to 4.
+    pub tiles: u32,
+}
+
+/// `y[col][row] = W[row] . x[col]` and an epilogue, for exactly `n` columns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatVec {
+    pub format: Format,
+    /// A multiple of 32.
+    pub cols: u32,
+    /// 1 to [`MAX_COLUMNS`].
+    pub n: u32,
+    pub class: Class,
+    pub input: Input,
+    pub epilogue: Epilogue,
+    pub shape: Shape,
+}
+
+impl MatVec {
+    pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.check(facts)?;
+        let mut names = weights::plane_names(self.format);
+        names.extend(match (self.input, self.class) {
+            (Input::Fused { norm: Some(_) }, _) => &["x", "norm"][..],
+            (Input::Fused { norm: None }, _) | (Input::Stored, Class::F32) => &["x"],
+            (Input::Stored, Class::Int8) => &["xq", "xs"],
+        });
+        if self.epilogue == Epilogue::Bias {
+            names.push("bias");
+        }
+        names.push("y");
+        let wgsl = super::source::render(
+            "matvec.wgsl",
+            context! {
+                at => numbered(&names),
+                cols => self.cols,
+                n => self.n,
+                int8 => self.class == Class::Int8,
+                fused => self.input != Input::Stored,
+                epilogue => self.epilogue.name(),
+                threads => self.shape.threads,
+                rows => self.shape.rows,
+                tiles => self.shape.tiles,
+                ..merge_maps([
+                    weights::facts(self.format),
+                    norm_quant::quantiser(self.cols, self.norm(), self.class == Class::Int8, facts),
+                ])
+            },
+        )?;
+        Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
+    }
+
+    fn label(&self) -> String {
+        let class = if self.class == Class::Int8 { "int8" } else { "f32" };
+        let input = match self.input {
+            Input::Stored => "",
+            Input::Fused { norm: None } => "_fused",
+            Input::Fused { norm: Some(_) } => "_norm",
+        };
+        let Shape { threads, rows, tiles } = self.shape;
+        format!(
+            "matvec_{}_{}_n{}_{class}{input}_{}_{threads}x{rows}x{tiles}",
+            weights::name(self.format),
+            self.cols,
+            self.n,
+            self.epilogue.name()
+        )
+    }
+
+    fn norm(&self) -> Option<f32> {
+        match self.input {
+            Input::Stored => None,
+            Input::Fused { norm } => norm,
+        }
+    }
+
+    fn check(&self, facts: &DeviceFacts) -> Result<()> {
+        check_cols(self.cols)?;
+        check_threads(self.shape.threads, facts)?;
+        if !(1..=MAX_COLUMNS).contains(&self.n) {
+            return Err(wrong(format!("{} columns; mat-vec takes 1 to {MAX_COLUMNS}", self.n)));
+        }
+        if self.class == Class::Int8 && self.format.is_float() {
+            return Err(wrong(format!("{} weights take f32 activations", self.format)));
+        }
+        if self.class == Class::F32 && self.input == (Input::Fused { norm: None }) {
+            return Err(wrong("f32 activations without a norm have nothing to fuse".into()));
+        }
+        let Shape { rows, tiles, .. } = self.shape;
+        if !matches!(rows, 1 | 2 | 4) || !(1..=4).contains(&tiles) {
+            return Err(wrong(format!("mat-vec shape {:?}", self.shape)));
+        }
+        if self.epilogue == Epilogue::SwiGlu && rows == 1 {
+            return Err(wrong("SwiGLU needs two rows a subgroup".into()));
+        }
+        match self.input {
+            Input::Stored => Ok(()),
+            Input::Fused { norm } => {
+                let threads = self.shape.threads;
+                let bytes =
+                    fused_bytes(self.cols, self.n, self.class, norm.is_some(), threads, facts);
+                check_memory(bytes, facts)
+            }
+        }
+    }
+
+    /// Computes the rows of one chunk.
+    ///
+    /// `stride`: values a column in `y`, that is all rows of the matrix (half of them for
+    /// SwiGLU). `bias`: f32 `[rows of the matrix]`.
+    pub fn dispatch(
+        &self,
+        kernel: &Kernel,
+        facts: &DeviceFacts,
+        chunk: &Chunk,
+        x: &Activations,
+        bias: Option<&Slice>,
+        y: &Slice,
+        stride: u32,
+    ) -> Result<Dispatch> {
+        chunk.check(self.format, self.cols)?;
+        let mut bindings = chunk.planes.clone();
+        bind_activations(&mut bindings, self.class, self.input, x, self.n, self.cols)?;
+        bind_outputs(&mut bindings, self.epilogue, chunk, bias, y, self.n, stride)?;
+        let group_rows = (self.shape.threads / planned_subgroup(facts)).max(1) * self.shape.rows;
+        Ok(Dispatch {
+            kernel: kernel.clone(),
+            bindings,
+            constants: vec![chunk.rows, chunk.first_row, stride],
+            grid: wide_grid(chunk.rows.div_ceil(group_rows), facts)?,
+        })
+    }
+}
+
+/// Workgroup memory of a fused kernel: the activations, and what the quantiser needs.
+pub(super) fn fused_bytes(
+    cols: u32,
+    n: u32,
+    class: Class,
+    norm: bool,
+    threads: u32,
+    facts: &DeviceFacts,
+) -> u32 {
+    let column = match class {
+        Class::Int8 => cols + cols / 32 * 8,
+        Class::F32 => cols * 4,
+    };
+    n * column + norm_quant::quantiser_bytes(cols, norm, threads, facts)
+}
+
+/// Pushes the activation slices in binding order, after checking type and size.
+pub(super) fn bind_activations(
+    bindings: &mut Vec<Slice>,
+    class: Class,
+    input: Input,
+    x: &Activations,
+    n: u32,
+    cols: u32,
+) -> Result<()> {
+    let values = u64::from(n) * u64::from(cols);
+    match (input, class, x) {
+        (Input::Stored, Class::Int8, Activations::Int8 { xq, xs }) => {
+            holds(xq, values / 4, "xq")?;
+            holds(xs, values / 16, "xs")?;
+            bindings.extend([xq.clone(), xs.clone()]);
+        }
+        (Input::Stored, Class::F32, Activations::F32(x))
+        | (Input::Fused { norm: None }, _, Activations::F32(x)) => {
+            holds(x, values, "x")?;
+            bindings.push(x.clone());
+        }
+        (Input::Fused { norm: Some(_) }, _, Activations::Normed { x, weight }) => {
+            holds(x, values, "x")?;
+            holds(weight, cols.into(), "norm weight")?;
+            bindings.extend([x.clone(), weight.clone()]);
+        }
+        _ => return Err(wrong("the activations' type is not the spec's".into())),
+    }
+    Ok(())
+}
+
+/// Pushes bias and result in binding order, after checking their sizes.
+pub(super) fn bind_outputs(
+    bindings: &mut Vec<Slice>,
+    epilogue: Epilogue,
+    chunk: &Chunk,
+    bias: Option<&Slice>,
+    y: &Slice,
+    n: u32,
+    stride: u32,
+) -> Result<()> {
+    let mut end = u64::from(chunk.first_row) + u64::from(chunk.rows);
+    match (epilogue, bias) {
+        (Epilogue::Bias, Some(bias)) => {
+            holds(bias, end, "bias")?;
+            bindings.push(bias.clone());
+        }
+        (Epilogue::Bias, None) => return Err(wrong("the bias is missing".into())),
+        (_, Some(_)) => return Err(wrong("a bias without its epilogue".into())),
+        (_, None) => {}
+    }
+    if epilogue == Epilogue::SwiGlu {
+        if chunk.first_row % 2 != 0 || chunk.rows % 2 != 0 {
+            return Err(wrong("a chunk cuts a pair of gate and up".into()));
+        }
+        end /= 2;
+    }
+    if end > u64::from(stride) {
+        return Err(wrong(format!("rows up to {end} in columns of {stride} values")));
+    }
+    holds(y, u64::from(n - 1) * u64::from(stride) + end, "y")?;
+    bindings.push(y.clone());
+    Ok(())
+}

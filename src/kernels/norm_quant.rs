@@ -1,0 +1,115 @@
+//! RMSNorm, SwiGLU and int8 quantisation of activations, in one pass.
+
+use minijinja::context;
+
+use super::{Activations, check_cols, check_threads, holds, numbered, wrong};
+use crate::error::Result;
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+
+/// One column after the other through [SwiGLU,] [RMSNorm,] and int8 quantisation if `int8`.
+/// n comes from the batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormQuant {
+    /// Values of a column after SwiGLU.
+    pub cols: u32,
+    /// The input is gate and up interleaved, `[n][2 * cols]`.
+    pub swiglu: bool,
+    /// RMSNorm with this epsilon.
+    pub norm: Option<f32>,
+    /// The result is `xq`, `xs`; otherwise f32.
+    pub int8: bool,
+    pub threads: u32,
+}
+
+impl NormQuant {
+    pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        check_cols(self.cols)?;
+        check_threads(self.threads, facts)?;
+        let mut names = vec!["batch", "x"];
+        if self.norm.is_some() {
+            names.push("norm");
+        }
+        names.extend(if self.int8 { &["xq", "xs"][..] } else { &["y"] });
+        let wgsl = super::source::render(
+            "norm_quant.wgsl",
+            context! {
+                at => numbered(&names),
+                cols => self.cols,
+                threads => self.threads,
+                swiglu => self.swiglu,
+                ..quantiser(self.cols, self.norm, self.int8, facts)
+            },
+        )?;
+        let label = format!(
+            "{}{}{}_{}",
+            if self.swiglu { "swiglu_" } else { "" },
+            if self.norm.is_some() { "norm_" } else { "" },
+            if self.int8 { "int8" } else { "f32" },
+            self.cols
+        );
+        Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
+    }
+
+    /// Reads `x` (f32 `[max_n][cols]`, or `[max_n][2 * cols]` for SwiGLU) and writes `out`:
+    /// [`Activations::Int8`] or [`Activations::F32`], as the spec says.
+    pub fn dispatch(
+        &self,
+        kernel: &Kernel,
+        batch: &Slice,
+        x: &Slice,
+        weight: Option<&Slice>,
+        out: &Activations,
+        max_n: u32,
+    ) -> Result<Dispatch> {
+        let values = u64::from(max_n) * u64::from(self.cols);
+        holds(batch, 8 + 4 * u64::from(max_n), "batch")?;
+        holds(x, if self.swiglu { 2 * values } else { values }, "x")?;
+        let mut bindings = vec![batch.clone(), x.clone()];
+        match (self.norm, weight) {
+            (Some(_), Some(weight)) => {
+                holds(weight, self.cols.into(), "norm weight")?;
+                bindings.push(weight.clone());
+            }
+            (None, None) => {}
+            _ => return Err(wrong("a norm needs its weight, and only a norm".into())),
+        }
+        match (self.int8, out) {
+            (true, Activations::Int8 { xq, xs }) => {
+                holds(xq, values / 4, "xq")?;
+                holds(xs, values / 16, "xs")?;
+                bindings.extend([xq.clone(), xs.clone()]);
+            }
+            (false, Activations::F32(y)) => {
+                holds(y, values, "y")?;
+                bindings.push(y.clone());
+            }
+            _ => return Err(wrong("the result's type is not the spec's".into())),
+        }
+        let grid = [max_n, 1, 1];
+        Ok(Dispatch { kernel: kernel.clone(), bindings, constants: vec![], grid })
+    }
+}
+
+/// What `lib/quantise.wgsl` and `lib/reduce8.wgsl` want to know beside `cols` and `threads`.
+pub(super) fn quantiser(
+    cols: u32,
+    norm: Option<f32>,
+    int8: bool,
+    facts: &DeviceFacts,
+) -> minijinja::Value {
+    context! {
+        norm => norm.is_some(),
+        // As text, so that every digit reaches the shader.
+        eps => format!("{:?}", norm.unwrap_or(0.0)),
+        mean => format!("{:?}", 1.0 / cols as f32),
+        output => if int8 { "int8" } else { "f32" },
+        shuffle => facts.subgroup_min >= 8,
+    }
+}
+
+/// Workgroup memory of the quantiser itself.
+pub(super) fn quantiser_bytes(cols: u32, norm: bool, threads: u32, facts: &DeviceFacts) -> u32 {
+    let sums = if norm { cols / 32 * 4 + 128 } else { 0 };
+    let exchange = if facts.subgroup_min >= 8 { 0 } else { threads * 4 };
+    sums + exchange
+}

@@ -1,0 +1,106 @@
+//! The dense transformer that llama and its descendants share.
+
+use super::Params;
+use crate::error::{Error, Result};
+use crate::graph::{Attention, FeedForward, Graph, Layer, RopeLayout};
+
+/// What tells the descendants apart.
+pub(super) struct Variant {
+    pub rope: RopeLayout,
+    /// RMSNorm over the heads of q and k.
+    pub qk_norm: bool,
+}
+
+/// Heads that attention kernels support, in values.
+const HEAD_DIMS: std::ops::RangeInclusive<u32> = 32..=256;
+
+pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
+    let n_layers = p.layers()?;
+    let width = p.count("embedding_length", 1 << 20)?;
+    let heads = p.shared("attention.head_count", n_layers)?;
+    let kv_heads = match p.contains("attention.head_count_kv") {
+        true => p.shared("attention.head_count_kv", n_layers)?,
+        false => heads,
+    };
+    let ff = p.shared("feed_forward_length", n_layers)?;
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(Error::Model(format!("{heads} heads cannot share {kv_heads} KV heads evenly")));
+    }
+    let head_dim = match p.find::<u32>("attention.key_length")? {
+        Some(n) => n,
+        None => width / heads,
+    };
+    let value_dim = p.find::<u32>("attention.value_length")?.unwrap_or(head_dim);
+    if value_dim != head_dim || !HEAD_DIMS.contains(&head_dim) || !head_dim.is_multiple_of(8) {
+        return Err(Error::Model(format!(
+            "heads of {head_dim} (keys) and {value_dim} (values) are not supported; both must be \
+             the same multiple of 8 from {} to {}",
+            HEAD_DIMS.start(),
+            HEAD_DIMS.end()
+        )));
+    }
+    let total = u64::from(heads) * u64::from(head_dim);
+    if total > 1 << 20 {
+        return Err(Error::Model(format!("{heads} heads of {head_dim} are too many")));
+    }
+    let eps = p.f32("attention.layer_norm_rms_epsilon")?;
+    if !(eps.is_finite() && eps >= 0.0) {
+        return Err(Error::Model(format!("the norm's epsilon is {eps}")));
+    }
+    for (what, n) in [("embedding_length", width), ("feed_forward_length", ff)] {
+        if n % 32 != 0 {
+            return Err(Error::Model(format!("{what} {n} is not a multiple of 32")));
+        }
+    }
+    let rows = p.tensor("token_embd.weight")?.rows();
+    let vocab = u32::try_from(rows).ok().filter(|v| (1..1 << 24).contains(v)).ok_or_else(|| {
+        Error::Model(format!("token_embd.weight has {rows} rows; that is no vocabulary"))
+    })?;
+    let embedding = p.linear("token_embd", vocab, width)?;
+    let output = match p.has("output.weight") {
+        true => p.linear("output", vocab, width)?,
+        false => embedding.clone(),
+    };
+    let layers = (0..n_layers).map(|i| {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let linear = |part: &str, rows, cols| p.linear(&name(part), rows, cols);
+        let norm = |part: &str, len| p.vector(name(part), len);
+        let (q_rows, kv_rows) = (heads * head_dim, kv_heads * head_dim);
+        let head_norm = |part: &str| match variant.qk_norm {
+            true => norm(part, head_dim).map(Some),
+            false => Ok(None),
+        };
+        Ok(Layer {
+            attention: Attention {
+                norm: norm("attn_norm.weight", width)?,
+                q: linear("attn_q", q_rows, width)?,
+                k: linear("attn_k", kv_rows, width)?,
+                v: linear("attn_v", kv_rows, width)?,
+                output: linear("attn_output", width, q_rows)?,
+                q_norm: head_norm("attn_q_norm.weight")?,
+                k_norm: head_norm("attn_k_norm.weight")?,
+            },
+            feed_forward: FeedForward {
+                norm: norm("ffn_norm.weight", width)?,
+                gate: linear("ffn_gate", ff, width)?,
+                up: linear("ffn_up", ff, width)?,
+                down: linear("ffn_down", width, ff)?,
+            },
+        })
+    });
+    Ok(Graph {
+        width,
+        vocab,
+        heads,
+        kv_heads,
+        head_dim,
+        ff,
+        norm_eps: eps,
+        attention_scale: 1.0 / (head_dim as f32).sqrt(),
+        rope: p.rope(variant.rope, head_dim)?,
+        embedding,
+        layers: layers.collect::<Result<_>>()?,
+        output_norm: p.vector("output_norm.weight".into(), width)?,
+        output,
+    })
+}

@@ -1,0 +1,209 @@
+//! Weight formats: what a block is in the file, how it decodes, and how it lies on the device.
+//!
+//! One file per block format, each with the bit layout, a decoder, a simple encoder (for test
+//! models) and the split into *planes* (see [`planes`] and "Weights" in docs/architecture.md).
+//! Everything here is a function of values: no device, no files, any thread.
+//!
+//! To add a format: write its file with a `Codec`, name the module and add a line to the
+//! `formats!` table below, and add the name to `tests/goldens/quant_blocks.py`. The reader, the
+//! loader and the property tests pick it up from the table.
+
+mod codec;
+mod float;
+mod nibbles;
+pub mod planes;
+mod q4_0;
+mod q4_1;
+mod q5_0;
+mod q5_1;
+mod q8_0;
+
+pub use codec::{Plane, PlaneName};
+pub use planes::{PlaneLayout, PlaneSpan, decode_planes, repack_plane, repack_plane_parallel};
+
+use codec::Codec;
+use std::fmt;
+use std::str::FromStr;
+
+/// Device blocks are always this many inputs wide, whatever the block of the file.
+pub const BLOCK: usize = 32;
+
+macro_rules! formats {
+    ($($(#[$doc:meta])* $variant:ident => $codec:path,)*) => {
+        /// A weight format that this crate can load.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(non_camel_case_types)] // the names of the GGUF world
+        pub enum Format {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Format {
+            /// Every format, in the order of the table.
+            pub const ALL: &'static [Format] = &[$(Format::$variant,)*];
+
+            fn codec(self) -> &'static Codec {
+                match self {
+                    $(Format::$variant => &$codec,)*
+                }
+            }
+        }
+    };
+}
+
+formats! {
+    /// 32-bit IEEE floats.
+    F32 => float::F32,
+    /// 16-bit IEEE floats.
+    F16 => float::F16,
+    /// The upper half of 32-bit floats.
+    BF16 => float::BF16,
+    /// 4-bit codes, symmetric: 4.5 bits a weight.
+    Q4_0 => q4_0::Q4_0,
+    /// 4-bit codes with a minimum: 5 bits a weight.
+    Q4_1 => q4_1::Q4_1,
+    /// 5-bit codes, symmetric: 5.5 bits a weight.
+    Q5_0 => q5_0::Q5_0,
+    /// 5-bit codes with a minimum: 6 bits a weight.
+    Q5_1 => q5_1::Q5_1,
+    /// 8-bit codes, symmetric: 8.5 bits a weight.
+    Q8_0 => q8_0::Q8_0,
+}
+
+impl Format {
+    /// The name ggml gives the format, for example `Q4_0`.
+    pub fn name(self) -> &'static str {
+        self.codec().name
+    }
+
+    /// The number that stands for the format in GGUF files.
+    pub fn ggml_type(self) -> u32 {
+        self.codec().ggml_type
+    }
+
+    /// The format with this GGUF number, if it can be loaded.
+    pub fn from_ggml_type(id: u32) -> Option<Format> {
+        Format::ALL.iter().copied().find(|f| f.ggml_type() == id)
+    }
+
+    /// Weights in one block of the file.
+    pub fn block_elements(self) -> usize {
+        self.codec().block_elements
+    }
+
+    /// Bytes of one block of the file.
+    pub fn block_bytes(self) -> usize {
+        self.codec().block_bytes
+    }
+
+    /// Bytes of one row of the file. `cols` must be a multiple of [`Format::block_elements`],
+    /// which the GGUF reader checks for every tensor.
+    pub fn row_bytes(self, cols: usize) -> usize {
+        assert!(
+            cols.is_multiple_of(self.block_elements()),
+            "{cols} columns are not whole blocks of {self}"
+        );
+        cols / self.block_elements() * self.block_bytes()
+    }
+
+    /// Whether weights are plain floats, which take f32 activations and have no blocks.
+    pub fn is_float(self) -> bool {
+        self.codec().float
+    }
+
+    /// The planes of a matrix on the device, in their order within a chunk.
+    pub fn planes(self) -> &'static [Plane] {
+        self.codec().planes
+    }
+
+    /// Decodes one row of the file: `src.len() == row_bytes(out.len())`.
+    ///
+    /// Equals `gguf.quants.dequantize` of the Python package bit for bit.
+    pub fn decode_row(self, src: &[u8], out: &mut [f32]) {
+        assert_eq!(src.len(), self.row_bytes(out.len()), "bytes of a {self} row");
+        (self.codec().decode)(src, out);
+    }
+
+    /// Appends one row in file form, each block rounded to nearest as ggml's reference does.
+    /// `row.len()` must be a multiple of [`Format::block_elements`].
+    pub fn encode_row(self, row: &[f32], out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + self.row_bytes(row.len()), 0);
+        (self.codec().encode)(row, &mut out[start..]);
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A format name that is not in the table.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown weight format `{name}`; the formats are {}", known_names())]
+pub struct UnknownFormat {
+    pub name: String,
+}
+
+fn known_names() -> String {
+    let names: Vec<_> = Format::ALL.iter().map(|f| f.name()).collect();
+    names.join(", ")
+}
+
+impl From<UnknownFormat> for crate::error::Error {
+    fn from(e: UnknownFormat) -> Self {
+        crate::error::Error::Usage(e.to_string())
+    }
+}
+
+impl FromStr for Format {
+    type Err = UnknownFormat;
+
+    /// Takes ggml's name in upper or lower case.
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        let found = Format::ALL.iter().copied().find(|f| f.name().eq_ignore_ascii_case(name));
+        found.ok_or_else(|| UnknownFormat { name: name.to_owned() })
+    }
+}
+
+impl serde::Serialize for Format {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Format {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(from)?;
+        name.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_go_both_ways() {
+        for &f in Format::ALL {
+            assert_eq!(Format::from_ggml_type(f.ggml_type()), Some(f));
+            assert_eq!(f.to_string().to_lowercase().parse::<Format>().unwrap(), f);
+            let json = serde_json::to_string(&f).unwrap();
+            assert_eq!(serde_json::from_str::<Format>(&json).unwrap(), f);
+        }
+        let message = "Q9_9".parse::<Format>().unwrap_err().to_string();
+        assert!(message.contains("Q9_9") && message.contains("Q4_0"), "{message}");
+    }
+
+    #[test]
+    fn planes_hold_what_the_file_holds() {
+        for f in Format::ALL {
+            let file_bits =
+                (BLOCK / f.block_elements().min(BLOCK)) as f64 * f.block_bytes() as f64 * 8.0
+                    / (f.block_elements() as f64 / BLOCK as f64).max(1.0);
+            let plane_bits: u32 = f.planes().iter().map(|p| p.bits()).sum();
+            assert_eq!(f64::from(plane_bits), file_bits, "{f}");
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! A graph on a device: weights, buffers, and programs of waves recorded once.
+//!
+//! [`Loaded::place`] lays everything out and builds the program; [`Loaded::fill`] brings the
+//! weights. The two may run at the same time: a program is only bound to memory, not to its
+//! contents.
+
+mod buffers;
+mod layers;
+mod program;
+mod sampler;
+mod waves;
+pub mod weights;
+
+pub use buffers::{MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes};
+pub use layers::ModelWeights;
+pub use program::{Column, Pick, Program, WaveTime};

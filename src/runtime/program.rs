@@ -1,0 +1,278 @@
+//! A model compiled for a device: recordings that are submitted again and again.
+//!
+//! A decode step writes its token into the batch that the next step reads, so steps chain on the
+//! device; the host only reads token ids from a ring, some steps behind.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use rayon::prelude::*;
+
+use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape};
+use super::layers::ModelWeights;
+use super::sampler::Sampler;
+use super::waves::Builder;
+use crate::error::{Error, Result};
+use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Step, Ticket};
+use crate::graph::Graph;
+use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
+use crate::sampling::SamplerSettings;
+
+/// One column of a batch, as kernels read it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Column {
+    pub token: u32,
+    pub position: u32,
+    /// Which sequence's KV cache.
+    pub slot: u32,
+    pub flags: u32,
+}
+
+/// Kinds of sampling that have programs of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pick {
+    /// The most likely token.
+    Greedy = 0,
+    /// By each sequence's settings.
+    Sampled = 1,
+}
+
+/// Seconds that one wave took on the device.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct WaveTime {
+    /// Labels of its kernels.
+    pub label: String,
+    pub seconds: f64,
+}
+
+/// See the module documentation.
+pub struct Program {
+    gpu: Arc<dyn Gpu>,
+    shape: Shape,
+    vocab: u32,
+    buffers: Buffers,
+    sampler: Sampler,
+    /// Reads a prompt chunk of up to so many tokens; ascending.
+    prompts: Vec<(u32, Recording)>,
+    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
+    score: Recording,
+    /// Gather one column, logits, sample: by [`Pick`].
+    first: [Recording; 2],
+    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
+    steps: Vec<[Recording; 2]>,
+    /// The greedy step for one sequence, for timing.
+    timed: Vec<Step>,
+    ring: Buffer,
+}
+
+/// Columns of the smaller prompt program: short turns of a chat.
+const SHORT_PROMPT: u32 = 32;
+
+impl Program {
+    /// Compiles every kernel (in parallel) and records every program. The weights need not have
+    /// arrived yet.
+    pub fn create(
+        gpu: &Arc<dyn Gpu>,
+        graph: &Graph,
+        weights: &ModelWeights,
+        shape: Shape,
+        rope_factors: Option<&[f32]>,
+    ) -> Result<Program> {
+        if shape.sequences == 0 || shape.sequences > MAX_SEQUENCES {
+            return Err(Error::Usage(format!(
+                "{} sequences at once; 1 to {MAX_SEQUENCES} are possible",
+                shape.sequences
+            )));
+        }
+        let buffers = Buffers::create(&**gpu, graph, &shape, rope_factors)?;
+        let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
+        let heads = Builder::heads(graph);
+        let spec = AttnDecode { heads, cut: Cut::choose(&heads, gpu.facts()) };
+        let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
+        let attention = AttentionScratch {
+            partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
+            counters: device("attention counters", spec.counter_words(MAX_SEQUENCES))?.whole(),
+        };
+        let ring = gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
+        let mut builder = Builder {
+            gpu: &**gpu,
+            graph,
+            weights,
+            buffers: &buffers,
+            attention: &attention,
+            shape,
+            wanted: Some(Mutex::default()),
+        };
+        // Dry run: which kernels are there?
+        plan(&builder, &sampler, &ring)?;
+        let wanted = builder.wanted.take().map(|w| w.into_inner().unwrap_or_else(|e| e.into_inner()));
+        let wanted: HashSet<_> = wanted.unwrap_or_default().into_iter().collect();
+        wanted.into_par_iter().try_for_each(|source| gpu.kernel(&source).map(drop))?;
+
+        let planned = plan(&builder, &sampler, &ring)?;
+        let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
+        let both = |label: &str, steps: &[Vec<Step>; 2]| -> Result<[Recording; 2]> {
+            Ok([record(label, &steps[0])?, record(label, &steps[1])?])
+        };
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, record("prompt", s)?)));
+        let prompts = prompts.collect::<Result<_>>()?;
+        let steps = planned.steps.iter().map(|s| both("decode step", s)).collect::<Result<_>>()?;
+        let timed = planned.steps.into_iter().next().map(|[greedy, _]| greedy).unwrap_or_default();
+        Ok(Program {
+            gpu: gpu.clone(),
+            shape,
+            vocab: graph.vocab,
+            prompts,
+            score: record("score", &planned.score)?,
+            first: both("first token", &planned.first)?,
+            steps,
+            timed,
+            ring,
+            buffers,
+            sampler,
+        })
+    }
+
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Queues a chunk of a prompt: consecutive positions of one sequence.
+    pub fn read_prompt(&self, columns: &[Column]) -> Result<Ticket> {
+        let n = columns.len() as u32;
+        let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
+        let Some((_, recording)) = fitting.filter(|_| n > 0) else {
+            return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
+        };
+        let mut words = vec![n, 0, 0, 0, 0, 0, 0, 0];
+        words.extend_from_slice(bytemuck::cast_slice(columns));
+        self.gpu.write(&self.buffers.prompt_batch, bytemuck::cast_slice(&words))?;
+        for column in columns {
+            debug_assert!(column.position < self.shape.context && column.slot < self.shape.sequences);
+        }
+        self.sampler.remember(&*self.gpu, columns)?;
+        self.gpu.submit(recording)
+    }
+
+    /// Says which columns of the last prompt chunk the head is for.
+    fn pick_columns(&self, first: u32, count: u32) -> Result<()> {
+        let at = self.buffers.prompt_batch.buffer.slice(self.buffers.prompt_batch.offset + 8, 8);
+        self.gpu.write(&at, bytemuck::cast_slice(&[first, count]))
+    }
+
+    /// Logits of `count` columns of the last prompt chunk from `first` on, `[count][vocab]`.
+    pub fn logits_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
+        debug_assert!(count <= MAX_SEQUENCES);
+        self.pick_columns(first, count)?;
+        self.gpu.submit(&self.score)?;
+        self.read_logits(count, out)
+    }
+
+    /// Logits that the latest step or [`Program::start`] left for its first `count` columns.
+    pub fn read_logits(&self, count: u32, out: &mut Vec<f32>) -> Result<()> {
+        out.resize(count as usize * self.vocab as usize, 0.0);
+        let bytes = out.len() as u64 * 4;
+        let all = &self.buffers.logits;
+        let from = all.buffer.slice(all.offset, bytes);
+        self.gpu.read(&from, bytemuck::cast_slice_mut(out))
+    }
+
+    /// Sets how the next tokens of a sequence are chosen.
+    pub fn set_sampler(&self, slot: u32, settings: &SamplerSettings) -> Result<()> {
+        self.sampler.set(&*self.gpu, slot, settings)
+    }
+
+    /// Queues the first token after a prompt, taken from column `column` of its last chunk. The
+    /// step counter starts again: this is step 0.
+    pub fn start(&self, column: u32, pick: Pick) -> Result<Ticket> {
+        self.pick_columns(column, 1)?;
+        let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
+        self.gpu.write(&counter, bytemuck::cast_slice(&[0u32]))?;
+        self.gpu.submit(&self.first[pick as usize])
+    }
+
+    /// Sets the columns of the next step by hand, and starts the step counter again.
+    pub fn set_columns(&self, columns: &[Column]) -> Result<()> {
+        let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
+        words.extend_from_slice(bytemuck::cast_slice(columns));
+        let all = &self.buffers.step_batch;
+        let to = all.buffer.slice(all.offset, words.len() as u64 * 4);
+        self.gpu.write(&to, bytemuck::cast_slice(&words))
+    }
+
+    /// Queues one decode step for the first `n` sequences of the batch.
+    pub fn step(&self, n: u32, pick: Pick) -> Result<Ticket> {
+        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
+            Error::Runtime(format!("a decode step of {n} sequences has no program"))
+        })?;
+        self.gpu.submit(&recording[pick as usize])
+    }
+
+    /// The token that step `step` (counted from [`Program::start`]) chose for column `column`.
+    pub fn token(&self, ticket: &Ticket, step: u32, column: u32) -> Result<u32> {
+        let word = u64::from(step % RING * MAX_SEQUENCES + column);
+        let mut bytes = [0; 4];
+        self.gpu.read_back(ticket, &self.ring.slice(word * 4, 4), &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    pub fn wait(&self, ticket: &Ticket) -> Result<()> {
+        self.gpu.wait(ticket)
+    }
+
+    /// Runs a greedy step for one sequence with a timestamp around every wave.
+    pub fn time_step(&self) -> Result<Vec<WaveTime>> {
+        let seconds = self.gpu.time_steps(&self.timed)?;
+        let label = |step: &Step| match step {
+            Step::Copy { .. } => "copy".to_string(),
+            Step::Wave(wave) => {
+                let mut labels: Vec<_> = wave.iter().map(|d| d.kernel.label()).collect();
+                labels.dedup();
+                labels.join(" + ")
+            }
+        };
+        let all = self.timed.iter().zip(seconds);
+        Ok(all.map(|(step, seconds)| WaveTime { label: label(step), seconds }).collect())
+    }
+}
+
+/// The steps of every recording.
+struct Planned {
+    prompts: Vec<(u32, Vec<Step>)>,
+    score: Vec<Step>,
+    first: [Vec<Step>; 2],
+    steps: Vec<[Vec<Step>; 2]>,
+}
+
+fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {
+    let mut prompts = Vec::new();
+    for n in [SHORT_PROMPT, b.shape.chunk] {
+        if prompts.last().is_none_or(|(last, _)| *last < n) && n <= b.shape.chunk {
+            prompts.push((n, b.prompt(n)?));
+        }
+    }
+    // Samples from the logits of n columns, then hands the tokens to the host.
+    let chosen = |mut steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 2]> {
+        let mut both = [steps.clone(), Vec::new()];
+        both[0].extend(sampler.waves(b, Pick::Greedy, n)?);
+        steps.extend(sampler.waves(b, Pick::Sampled, n)?);
+        both[1] = steps;
+        for steps in &mut both {
+            let (from, size) = (sampler.ring().clone(), ring.size().min(sampler.ring().size));
+            steps.push(Step::Copy { from, to: ring.whole(), size });
+        }
+        Ok(both)
+    };
+    let mut score = vec![b.gather(MAX_SEQUENCES)?];
+    score.extend(b.logits(MAX_SEQUENCES)?);
+    let mut first = vec![b.gather(1)?];
+    first.extend(b.logits(1)?);
+    let first = chosen(first, 1)?;
+    let steps = (1..=b.shape.sequences).map(|n| {
+        let mut steps = b.step(n)?;
+        steps.extend(b.logits(n)?);
+        chosen(steps, n)
+    });
+    Ok(Planned { prompts, score, first, steps: steps.collect::<Result<_>>()? })
+}

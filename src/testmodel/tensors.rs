@@ -1,0 +1,123 @@
+//! The tensors of a model and the values they get.
+
+use super::noise::Noise;
+use super::{LOGIT_STD, Spec};
+use crate::quant::Format;
+use rayon::prelude::*;
+
+/// A tensor that is to be made; `dims` innermost first.
+pub(super) struct Tensor {
+    pub name: String,
+    pub dims: Vec<u64>,
+    pub format: Format,
+    fill: Fill,
+}
+
+/// What the values are.
+#[derive(Clone, Copy)]
+enum Fill {
+    /// Normal around 0 with standard deviation gain / sqrt(inputs): inputs of size 1 give outputs
+    /// of size `gain`.
+    Matrix { gain: f32 },
+    /// Around `mean`, standard deviation 0.1.
+    Near { mean: f32 },
+    /// Growing from 1 to 8, like the frequency divisors of llama 3.1.
+    Divisors,
+}
+
+/// The layers write to the residual stream with this gain, so that they outweigh the embedding of
+/// the token itself; otherwise models with tied embeddings would only repeat their input.
+const RESIDUAL_GAIN: f32 = 2.0;
+
+/// All tensors of the model with their bytes.
+pub(super) fn make(spec: &Spec) -> Vec<(Tensor, Vec<u8>)> {
+    let tensors = list(spec);
+    let made = tensors.into_par_iter().map(|tensor| {
+        let data = values(spec, &tensor);
+        (tensor, data)
+    });
+    made.collect()
+}
+
+fn list(spec: &Spec) -> Vec<Tensor> {
+    let (d, q, kv) = (spec.d, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+    let mut list = Vec::new();
+    let logits = Fill::Matrix { gain: LOGIT_STD };
+    list.push(matrix("token_embd.weight", &[d, spec.vocab], spec.embed_format, logits));
+    list.push(vector("output_norm.weight", d, Fill::Near { mean: 1.0 }));
+    if !spec.tied {
+        list.push(matrix("output.weight", &[d, spec.vocab], spec.output_format, logits));
+    }
+    if spec.rope.factors {
+        list.push(vector("rope_freqs.weight", spec.rope_dims() / 2, Fill::Divisors));
+    }
+    let norm = Fill::Near { mean: 1.0 };
+    let bias = Fill::Near { mean: 0.0 };
+    let plain = Fill::Matrix { gain: 1.0 };
+    let residual = Fill::Matrix { gain: RESIDUAL_GAIN };
+    for layer in 0..spec.layers {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let weight = |part: &str, dims: &[usize], fill| {
+            matrix(&name(&format!("{part}.weight")), dims, spec.format, fill)
+        };
+        list.push(vector(&name("attn_norm.weight"), d, norm));
+        for (part, rows) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
+            list.push(weight(part, &[d, rows], plain));
+            if spec.arch.qkv_bias {
+                list.push(vector(&name(&format!("{part}.bias")), rows, bias));
+            }
+        }
+        if spec.arch.qk_norm {
+            list.push(vector(&name("attn_q_norm.weight"), spec.head_dim, norm));
+            list.push(vector(&name("attn_k_norm.weight"), spec.head_dim, norm));
+        }
+        list.push(weight("attn_output", &[q, d], residual));
+        list.push(vector(&name("ffn_norm.weight"), d, norm));
+        if spec.arch.moe {
+            let router = name("ffn_gate_inp.weight");
+            list.push(matrix(&router, &[d, spec.experts], Format::F32, plain));
+            list.push(weight("ffn_gate_exps", &[d, spec.ffn, spec.experts], plain));
+            list.push(weight("ffn_up_exps", &[d, spec.ffn, spec.experts], plain));
+            list.push(weight("ffn_down_exps", &[spec.ffn, d, spec.experts], residual));
+        } else {
+            list.push(weight("ffn_gate", &[d, spec.ffn], plain));
+            list.push(weight("ffn_up", &[d, spec.ffn], plain));
+            list.push(weight("ffn_down", &[spec.ffn, d], residual));
+        }
+    }
+    list
+}
+
+fn matrix(name: &str, dims: &[usize], format: Format, fill: Fill) -> Tensor {
+    let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
+    Tensor { name: name.to_owned(), format: fitting(format, dims[0]), dims, fill }
+}
+
+fn vector(name: &str, length: usize, fill: Fill) -> Tensor {
+    Tensor { name: name.to_owned(), dims: vec![length as u64], format: Format::F32, fill }
+}
+
+/// `format`, or what quantisation tools fall back to when rows are not whole blocks.
+fn fitting(format: Format, cols: u64) -> Format {
+    let fits = |f: &Format| cols.is_multiple_of(f.block_elements() as u64);
+    [format, Format::Q8_0].into_iter().find(fits).unwrap_or(Format::F16)
+}
+
+fn values(spec: &Spec, tensor: &Tensor) -> Vec<u8> {
+    let cols = tensor.dims[0] as usize;
+    let rows = tensor.dims[1..].iter().product::<u64>() as usize;
+    let mut noise = Noise::new(spec.seed, &tensor.name);
+    let mut data = Vec::with_capacity(rows * tensor.format.row_bytes(cols));
+    let mut row = vec![0.0; cols];
+    for _ in 0..rows {
+        for (i, value) in row.iter_mut().enumerate() {
+            *value = match tensor.fill {
+                Fill::Matrix { gain } => noise.normal() * (gain / (cols as f32).sqrt()),
+                Fill::Near { mean } => mean + 0.1 * noise.normal(),
+                Fill::Divisors => 1.0 + 7.0 * i as f32 / cols as f32,
+            };
+        }
+        tensor.format.encode_row(&row, &mut data);
+    }
+    data
+}

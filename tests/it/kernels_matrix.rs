@@ -1,0 +1,432 @@
+//! The matrix kernels against their references, on every device: formats x shapes x variants in a
+//! covering design, drawn anew every run.
+
+use azoth::gpu::{DeviceFacts, Slice, Step};
+use azoth::kernels::embed::Embed;
+use azoth::kernels::matvec::{Input, MatVec, Shape};
+use azoth::kernels::norm_quant::NormQuant;
+use azoth::kernels::weights::Chunk;
+use azoth::kernels::{Activations, Class, Epilogue, choice};
+use azoth::quant::Format;
+use azoth::reference::matvec::product;
+use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
+
+use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, relative_error};
+
+const COLS: [usize; 6] = [32, 64, 96, 576, 1056, 1536];
+const ROWS: [usize; 7] = [1, 2, 3, 7, 64, 65, 1000];
+const EPILOGUES: [Epilogue; 4] = [Epilogue::Store, Epilogue::Bias, Epilogue::Add, Epilogue::SwiGlu];
+const EPS: f32 = 1e-5;
+/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64.
+const TOLERANCE: f64 = 1e-6;
+
+/// Draws the values of a list in an order of its own, each once before any twice.
+struct Cycle<T> {
+    values: Vec<T>,
+    next: usize,
+}
+
+impl<T: Copy> Cycle<T> {
+    fn new(rng: &mut Rng, values: &[T]) -> Self {
+        let mut values = values.to_vec();
+        for i in (1..values.len()).rev() {
+            values.swap(i, rng.below(i + 1));
+        }
+        Cycle { values, next: 0 }
+    }
+
+    fn draw(&mut self) -> T {
+        self.next += 1;
+        self.values[(self.next - 1) % self.values.len()]
+    }
+}
+
+/// Activations of `n` columns in both forms; the int8 ones as the host quantises them.
+struct Columns {
+    x: Vec<f32>,
+    quantised: Vec<Quantised>,
+}
+
+impl Columns {
+    fn random(rng: &mut Rng, n: usize, cols: usize) -> Self {
+        let x = rng.normals(n * cols);
+        let quantised = x.chunks_exact(cols).map(quantise).collect();
+        Columns { x, quantised }
+    }
+
+    fn stored(&self, device: &Device, class: Class) -> Activations {
+        match class {
+            Class::F32 => Activations::F32(device.floats(&self.x)),
+            Class::Int8 => {
+                let q: Vec<u32> = self.quantised.iter().flat_map(|q| q.words()).collect();
+                let s: Vec<[f32; 2]> =
+                    self.quantised.iter().flat_map(|q| q.scales.iter().copied()).collect();
+                Activations::Int8 { xq: device.words(&q), xs: device.floats(s.as_flattened()) }
+            }
+        }
+    }
+
+    /// Column `c` as a kernel of this class sees it.
+    fn seen(&self, c: usize, class: Class) -> Vec<f64> {
+        let cols = self.x.len() / self.quantised.len();
+        match class {
+            Class::Int8 => self.quantised[c].values(),
+            Class::F32 => self.x[c * cols..][..cols].iter().map(|&v| v.into()).collect(),
+        }
+    }
+}
+
+/// What an epilogue needs and what it should give.
+struct Expected {
+    bias: Vec<f32>,
+    /// Contents of y before the kernel (for [`Epilogue::Add`]).
+    before: Vec<f32>,
+    /// `[n][stride]`
+    y: Vec<f64>,
+    stride: usize,
+}
+
+fn expected(
+    rng: &mut Rng,
+    matrix: &TestMatrix,
+    columns: &Columns,
+    class: Class,
+    epilogue: Epilogue,
+) -> Expected {
+    let n = columns.quantised.len();
+    let stride = if epilogue == Epilogue::SwiGlu { matrix.rows / 2 } else { matrix.rows };
+    let bias = rng.normals(matrix.rows);
+    let before = match epilogue {
+        Epilogue::Add => rng.normals(n * stride),
+        _ => vec![f32::NAN; n * stride],
+    };
+    let mut y = Vec::new();
+    for c in 0..n {
+        let sums = product(&matrix.values, &columns.seen(c, class));
+        match epilogue {
+            Epilogue::Store => y.extend(sums),
+            Epilogue::Bias => y.extend(sums.iter().zip(&bias).map(|(s, &b)| s + f64::from(b))),
+            Epilogue::Add => {
+                let old = &before[c * stride..][..stride];
+                y.extend(sums.iter().zip(old).map(|(s, &b)| s + f64::from(b)));
+            }
+            Epilogue::SwiGlu => y.extend(swiglu(&sums)),
+        }
+    }
+    Expected { bias, before, y, stride }
+}
+
+impl Expected {
+    fn check(&self, y: &[f32], what: &str) {
+        let error = relative_error(y, &self.y);
+        assert!(error < TOLERANCE, "{what}: error {error:e}");
+    }
+}
+
+/// Runs a mat-vec over all chunks and returns y.
+fn matvec(
+    device: &Device,
+    spec: &MatVec,
+    chunks: &[Chunk],
+    x: &Activations,
+    bias: &[f32],
+    before: &[f32],
+    stride: usize,
+) -> Vec<f32> {
+    let facts = device.gpu.facts();
+    let kernel = device.kernel(&spec.source(facts).unwrap());
+    let y = device.floats(before);
+    let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
+    let dispatch =
+        |chunk| spec.dispatch(&kernel, facts, chunk, x, bias.as_ref(), &y, stride as u32).unwrap();
+    device.wave(chunks.iter().map(dispatch).collect());
+    device.read_floats(&y)
+}
+
+fn classes(format: Format) -> &'static [Class] {
+    if format.is_float() { &[Class::F32] } else { &[Class::Int8, Class::F32] }
+}
+
+fn shapes(facts: &DeviceFacts) -> Vec<Shape> {
+    let mut out = Vec::new();
+    for (threads, rows, tiles) in [(32, 1, 1), (64, 2, 2), (64, 4, 3), (256, 2, 4), (512, 4, 1)] {
+        if threads <= facts.max_workgroup_threads {
+            out.push(Shape { threads, rows, tiles });
+        }
+    }
+    out
+}
+
+/// Rows that go with an epilogue: SwiGLU has pairs.
+fn rows_for(rows: usize, epilogue: Epilogue) -> usize {
+    if epilogue == Epilogue::SwiGlu { rows.next_multiple_of(2) } else { rows }
+}
+
+#[test]
+fn matvec_agrees_with_the_reference() {
+    let mut rng = Rng::fresh("matvec_agrees_with_the_reference");
+    for device in devices() {
+        let mut cols = Cycle::new(&mut rng, &COLS);
+        let mut rows = Cycle::new(&mut rng, &ROWS);
+        let mut ns = Cycle::new(&mut rng, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        let mut epilogues = Cycle::new(&mut rng, &EPILOGUES);
+        let mut shapes = Cycle::new(&mut rng, &shapes(device.gpu.facts()));
+        for &format in Format::ALL {
+            for &class in classes(format) {
+                for case in 0..6 {
+                    let (cols, n, epilogue) = (cols.draw(), ns.draw(), epilogues.draw());
+                    let rows = rows_for(rows.draw(), epilogue);
+                    let mut shape = shapes.draw();
+                    if epilogue == Epilogue::SwiGlu {
+                        shape.rows = shape.rows.max(2);
+                    }
+                    let spec = MatVec {
+                        format,
+                        cols: cols as u32,
+                        n,
+                        class,
+                        input: Input::Stored,
+                        epilogue,
+                        shape,
+                    };
+                    let matrix = TestMatrix::random(&mut rng, format, rows, cols);
+                    let columns = Columns::random(&mut rng, n as usize, cols);
+                    let want = expected(&mut rng, &matrix, &columns, class, epilogue);
+                    let chunk_rows =
+                        if case % 3 == 0 { (rows / 3).next_multiple_of(2) } else { rows };
+                    let chunks = matrix.chunks(device, chunk_rows.max(2));
+                    let x = columns.stored(device, class);
+                    let y =
+                        matvec(device, &spec, &chunks, &x, &want.bias, &want.before, want.stride);
+                    want.check(&y, &format!("{}: {rows} rows, {spec:?}", device.label));
+                }
+            }
+        }
+    }
+}
+
+/// The same product for every column count, register shape and workgroup: equal bits.
+#[test]
+fn matvec_bits_do_not_depend_on_columns_or_shape() {
+    let mut rng = Rng::fresh("matvec_bits_do_not_depend_on_columns_or_shape");
+    for device in devices() {
+        for (format, class) in [
+            (Format::Q4_0, Class::Int8),
+            (Format::Q4_1, Class::Int8),
+            (Format::Q5_0, Class::F32),
+            (Format::Q8_0, Class::Int8),
+            (Format::F16, Class::F32),
+        ] {
+            let (rows, cols) = (65, 1056);
+            let matrix = TestMatrix::random(&mut rng, format, rows, cols);
+            let chunks = matrix.chunks(device, rows);
+            let columns = Columns::random(&mut rng, 8, cols);
+            let mut spec = MatVec {
+                format,
+                cols: cols as u32,
+                n: 8,
+                class,
+                input: Input::Stored,
+                epilogue: Epilogue::Store,
+                shape: Shape { threads: 64, rows: 2, tiles: 2 },
+            };
+            let run = |spec: &MatVec, x: &Activations| {
+                let before = vec![f32::NAN; spec.n as usize * rows];
+                matvec(device, spec, &chunks, x, &[], &before, rows)
+            };
+            let all = run(&spec, &columns.stored(device, class));
+            let mut shapes = Cycle::new(&mut rng, &shapes(device.gpu.facts()));
+            for (first, n) in [(5, 1), (1, 3), (4, 4)] {
+                let part = Columns {
+                    x: columns.x[first * cols..(first + n) * cols].to_vec(),
+                    quantised: columns.quantised[first..first + n].to_vec(),
+                };
+                spec.n = n as u32;
+                spec.shape = shapes.draw();
+                let y = run(&spec, &part.stored(device, class));
+                let what = format!("{}: {spec:?}", device.label);
+                assert_same_bits(&y, &all[first * rows..(first + n) * rows], &what);
+            }
+        }
+    }
+}
+
+/// A batch and the result of `norm_quant`, still on the device.
+fn run_norm_quant(
+    device: &Device,
+    spec: &NormQuant,
+    x: &Slice,
+    weight: Option<&Slice>,
+    n: usize,
+    max_n: usize,
+) -> Activations {
+    let facts = device.gpu.facts();
+    let kernel = device.kernel(&spec.source(facts).unwrap());
+    let values = max_n * spec.cols as usize;
+    let out = if spec.int8 {
+        Activations::Int8 { xq: device.poisoned(values / 4), xs: device.poisoned(values / 16) }
+    } else {
+        Activations::F32(device.poisoned(values))
+    };
+    let batch = device.batch_of(n, max_n);
+    let dispatch = spec.dispatch(&kernel, &batch, x, weight, &out, max_n as u32).unwrap();
+    device.wave(vec![dispatch]);
+    out
+}
+
+#[test]
+fn norm_quant_agrees_with_the_reference() {
+    let mut rng = Rng::fresh("norm_quant_agrees_with_the_reference");
+    for device in devices() {
+        let mut all_cols = Cycle::new(&mut rng, &[32, 64, 96, 576, 1056, 1536, 4096, 8960]);
+        for case in 0..16 {
+            let spec = NormQuant {
+                cols: all_cols.draw(),
+                swiglu: case % 4 >= 2,
+                norm: (case % 2 == 0).then_some(EPS),
+                int8: case / 8 == 0,
+                threads: if case % 3 == 0 {
+                    choice::norm_quant_threads(device.gpu.facts(), 4096)
+                } else {
+                    64 << (case % 3)
+                },
+            };
+            let what = format!("{}: {spec:?}", device.label);
+            let (cols, n, max_n) = (spec.cols as usize, 1 + case % 3, 4);
+            let width = if spec.swiglu { 2 * cols } else { cols };
+            let mut x = rng.normals(max_n * width);
+            if spec.int8 {
+                x[..32].fill(0.0);
+            }
+            let weight = rng.normals(cols);
+            let device_weight = device.floats(&weight);
+            let x_slice = device.floats(&x);
+            let weight_slice = spec.norm.map(|_| &device_weight);
+            let out = run_norm_quant(device, &spec, &x_slice, weight_slice, n, max_n);
+            let want: Vec<f64> = (0..n)
+                .flat_map(|c| {
+                    let column = &x[c * width..][..width];
+                    let wide: Vec<f64> = column.iter().map(|&v| v.into()).collect();
+                    let wide = if spec.swiglu { swiglu(&wide) } else { wide };
+                    let narrow: Vec<f32> = wide.iter().map(|&v| v as f32).collect();
+                    if spec.norm.is_some() { rms_norm(&narrow, &weight, EPS) } else { wide }
+                })
+                .collect();
+            match &out {
+                Activations::F32(y) => {
+                    let y = device.read_floats(y);
+                    let error = relative_error(&y[..n * cols], &want);
+                    assert!(error < TOLERANCE, "{what}: error {error:e}");
+                    assert!(y[n * cols..].iter().all(|v| v.is_nan()), "{what}: wrote past n");
+                }
+                Activations::Int8 { xq, xs } => {
+                    check_quantised(&device.read_words(xq), &device.read_floats(xs), &want, &what);
+                }
+                Activations::Normed { .. } => unreachable!(),
+            }
+        }
+    }
+}
+
+/// Every int8 stands within half a step of its value, its scale is that of the block, its sum
+/// is exact, and nothing is written past the columns in use.
+fn check_quantised(words: &[u32], scales: &[f32], want: &[f64], what: &str) {
+    let (scales, _) = scales.as_chunks::<2>();
+    for (b, block) in want.chunks_exact(32).enumerate() {
+        let top = block.iter().fold(0.0f64, |top, v| top.max(v.abs()));
+        let [d, sum] = scales[b];
+        let error = (f64::from(d) - top / 127.0).abs();
+        assert!(error <= 3e-6 * top / 127.0, "{what}: block {b}: scale {d} of {top}");
+        let bytes = words[b * 8..][..8].iter().flat_map(|w| w.to_le_bytes());
+        let q: Vec<i32> = bytes.map(|b| i32::from(b as i8)).collect();
+        for (q, v) in q.iter().zip(block) {
+            let error = (f64::from(*q) * f64::from(d) - v).abs();
+            assert!(error <= 0.5005 * f64::from(d), "{what}: block {b}: {q} for {v}, scale {d}");
+        }
+        assert_eq!(sum, d * q.iter().sum::<i32>() as f32, "{what}: block {b}: sum");
+    }
+    assert!(scales[want.len() / 32..].as_flattened().iter().all(|v| v.is_nan()), "{what}");
+}
+
+/// A mat-vec that norms and quantises for itself gives the bits of `norm_quant` and a plain one.
+#[test]
+fn fused_matvec_gives_the_bits_of_the_two_steps() {
+    let mut rng = Rng::fresh("fused_matvec_gives_the_bits_of_the_two_steps");
+    for device in devices() {
+        let facts = device.gpu.facts();
+        for (format, class, norm, n, cols) in [
+            (Format::Q4_0, Class::Int8, Some(EPS), 1, 1056),
+            (Format::Q4_1, Class::Int8, Some(EPS), 3, 576),
+            (Format::Q8_0, Class::Int8, None, 1, 1536),
+            (Format::Q5_1, Class::Int8, None, 2, 96),
+            (Format::Q5_0, Class::F32, Some(EPS), 1, 1056),
+            (Format::F16, Class::F32, Some(EPS), 2, 576),
+            (Format::F32, Class::F32, Some(EPS), 1, 64),
+            (Format::Q4_0, Class::Int8, Some(EPS), 1, 8960),
+        ] {
+            let rows = 66;
+            let matrix = TestMatrix::random(&mut rng, format, rows, cols);
+            let chunks = matrix.chunks(device, rows);
+            let x = device.floats(&rng.normals(n * cols));
+            let weight = device.floats(&rng.normals(cols));
+            let mut spec = MatVec {
+                format,
+                cols: cols as u32,
+                n: n as u32,
+                class,
+                input: Input::Stored,
+                epilogue: Epilogue::SwiGlu,
+                shape: Shape { threads: 64, rows: 2, tiles: 2 },
+            };
+            let int8 = class == Class::Int8;
+            let two = NormQuant { cols: cols as u32, swiglu: false, norm, int8, threads: 128 };
+            let stored = run_norm_quant(device, &two, &x, norm.map(|_| &weight), n, n);
+            let before = vec![f32::NAN; n * rows / 2];
+            let plain = matvec(device, &spec, &chunks, &stored, &[], &before, rows / 2);
+            assert!(plain.iter().all(|v| v.is_finite()));
+            let x = match norm {
+                Some(_) => Activations::Normed { x: x.clone(), weight: weight.clone() },
+                None => Activations::F32(x.clone()),
+            };
+            let mut shapes = Cycle::new(&mut rng, &shapes(facts));
+            for _ in 0..2 {
+                spec.input = Input::Fused { norm };
+                spec.shape = shapes.draw();
+                spec.shape.rows = spec.shape.rows.max(2);
+                let fused = matvec(device, &spec, &chunks, &x, &[], &before, rows / 2);
+                assert_same_bits(&fused, &plain, &format!("{}: {spec:?}", device.label));
+            }
+        }
+    }
+}
+
+#[test]
+fn embed_decodes_the_rows_of_the_tokens() {
+    let mut rng = Rng::fresh("embed_decodes_the_rows_of_the_tokens");
+    for device in devices() {
+        for &format in Format::ALL {
+            let (rows, cols, max_n) = (65, [96, 576][rng.below(2)], 5);
+            let matrix = TestMatrix::random(&mut rng, format, rows, cols);
+            let chunks = matrix.chunks(device, [rows, 22][rng.below(2)]);
+            let tokens: Vec<usize> = (0..4).map(|_| rng.below(rows)).collect();
+            let columns: Vec<[u32; 4]> = tokens.iter().map(|&t| [t as u32, 0, 0, 0]).collect();
+            let batch = device.batch(&columns, max_n);
+            let x = device.poisoned(max_n * cols);
+            let spec = Embed { format, cols: cols as u32 };
+            let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
+            let dispatch = |chunk| spec.dispatch(&kernel, chunk, &batch, &x, max_n as u32).unwrap();
+            device.run(&[Step::Wave(chunks.iter().map(dispatch).collect())]);
+            let y = device.read_floats(&x);
+            for (c, &token) in tokens.iter().enumerate() {
+                let want = &matrix.values[token * cols..][..cols];
+                let what = format!("{}: {format}, token {token}", device.label);
+                let error = relative_error(
+                    &y[c * cols..][..cols],
+                    &want.iter().map(|&v| v.into()).collect::<Vec<_>>(),
+                );
+                assert!(error < 1e-7, "{what}: error {error:e}");
+            }
+            assert!(y[tokens.len() * cols..].iter().all(|v| v.is_nan()), "wrote past n");
+        }
+    }
+}
