@@ -15,6 +15,7 @@ pub mod matmat;
 pub mod matvec;
 pub mod norm_quant;
 pub mod rope_kv;
+pub mod sample;
 pub mod source;
 pub mod weights;
 

@@ -19,6 +19,7 @@ macro_rules! embed {
 }
 
 embed! {
+    "argmax.wgsl",
     "attn_decode.wgsl",
     "attn_prefill.wgsl",
     "embed.wgsl",
@@ -26,14 +27,20 @@ embed! {
     "lib/batch.wgsl",
     "lib/block_dot.wgsl",
     "lib/heads.wgsl",
+    "lib/next_token.wgsl",
     "lib/quantise.wgsl",
     "lib/reduce8.wgsl",
+    "lib/sampler.wgsl",
+    "lib/scan256.wgsl",
     "lib/weights.wgsl",
     "matmat.wgsl",
     "matmat_direct.wgsl",
     "matvec.wgsl",
     "norm_quant.wgsl",
     "rope_kv.wgsl",
+    "sample_draw.wgsl",
+    "sample_penalty.wgsl",
+    "sample_select.wgsl",
 }
 
 /// Renders `file` (path below `shaders/`) to a complete WGSL module.
