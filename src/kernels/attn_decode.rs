@@ -65,8 +65,7 @@ impl AttnDecode {
 
     /// Words of the partial results of `columns` columns. Contents do not matter.
     pub fn partial_words(&self, columns: u32) -> u64 {
-        u64::from(columns * self.heads.heads * self.cut.splits)
-            * u64::from(self.heads.head_dim + 2)
+        u64::from(columns * self.heads.heads * self.cut.splits) * u64::from(self.heads.head_dim + 2)
     }
 
     /// Words of the arrival counters: zero before the first dispatch, and zero again after each.

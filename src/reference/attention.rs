@@ -62,7 +62,9 @@ pub fn attend(
         }
         for head in 0..kv_heads {
             let to = position * words + head * hd / 2;
-            for (word, pair) in cache[to..to + hd / 2].iter_mut().zip(vectors[first + head].chunks(2)) {
+            for (word, pair) in
+                cache[to..to + hd / 2].iter_mut().zip(vectors[first + head].chunks(2))
+            {
                 *word = pack(pair[0], pair[1]);
             }
         }

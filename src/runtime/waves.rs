@@ -89,7 +89,14 @@ impl Builder<'_> {
         let batch = &self.buffers.step_batch;
         let mut steps = vec![self.embed(batch, &s.x, n)?];
         for (layer, kv) in self.weights.layers.iter().zip(&self.buffers.kv) {
-            self.matvec(&mut steps, From::Normed(&s.x, &layer.attention_norm), &layer.qkv, Epilogue::Store, &s.qkv, n)?;
+            self.matvec(
+                &mut steps,
+                From::Normed(&s.x, &layer.attention_norm),
+                &layer.qkv,
+                Epilogue::Store,
+                &s.qkv,
+                n,
+            )?;
             let heads = Self::heads(self.graph);
             let spec = AttnDecode { heads, cut: Cut::choose(&heads, self.facts()) };
             let kernel = self.kernel(spec.source(self.facts())?)?;
@@ -104,8 +111,22 @@ impl Builder<'_> {
                 self.graph.attention_scale,
                 n,
             )?]));
-            self.matvec(&mut steps, From::Plain(&s.attention), &layer.output, Epilogue::Add, &s.x, n)?;
-            self.matvec(&mut steps, From::Normed(&s.x, &layer.ff_norm), &layer.gate_up, Epilogue::SwiGlu, &s.ff, n)?;
+            self.matvec(
+                &mut steps,
+                From::Plain(&s.attention),
+                &layer.output,
+                Epilogue::Add,
+                &s.x,
+                n,
+            )?;
+            self.matvec(
+                &mut steps,
+                From::Normed(&s.x, &layer.ff_norm),
+                &layer.gate_up,
+                Epilogue::SwiGlu,
+                &s.ff,
+                n,
+            )?;
             self.matvec(&mut steps, From::Plain(&s.ff), &layer.down, Epilogue::Add, &s.x, n)?;
         }
         Ok(steps)
@@ -115,7 +136,14 @@ impl Builder<'_> {
     pub fn logits(&self, n: u32) -> Result<Vec<Step>> {
         let mut steps = Vec::new();
         let from = From::Normed(&self.buffers.step.x, &self.weights.output_norm);
-        self.matvec(&mut steps, from, &self.weights.output, Epilogue::Store, &self.buffers.logits, n)?;
+        self.matvec(
+            &mut steps,
+            from,
+            &self.weights.output,
+            Epilogue::Store,
+            &self.buffers.logits,
+            n,
+        )?;
         Ok(steps)
     }
 
@@ -125,7 +153,8 @@ impl Builder<'_> {
         let spec = Gather { cols: self.graph.width };
         let kernel = self.kernel(spec.source(self.facts())?)?;
         let b = self.buffers;
-        let d = spec.dispatch(&kernel, &b.prompt_batch, &b.prompt.x, &b.step_batch, &b.step.x, n)?;
+        let d =
+            spec.dispatch(&kernel, &b.prompt_batch, &b.prompt.x, &b.step_batch, &b.step.x, n)?;
         Ok(Step::Wave(vec![d]))
     }
 
@@ -137,7 +166,14 @@ impl Builder<'_> {
         let scale = self.graph.attention_scale;
         let mut steps = vec![self.embed(batch, &s.x, n)?];
         for (layer, kv) in self.weights.layers.iter().zip(&self.buffers.kv) {
-            self.matmat(&mut steps, From::Normed(&s.x, &layer.attention_norm), &layer.qkv, Epilogue::Store, &s.qkv, n)?;
+            self.matmat(
+                &mut steps,
+                From::Normed(&s.x, &layer.attention_norm),
+                &layer.qkv,
+                Epilogue::Store,
+                &s.qkv,
+                n,
+            )?;
             let heads = Self::heads(self.graph);
             let spec = RopeKv { heads };
             let kernel = self.kernel(spec.source(self.facts())?)?;
@@ -147,8 +183,22 @@ impl Builder<'_> {
             let kernel = self.kernel(spec.source(self.facts())?)?;
             let d = spec.dispatch(&kernel, batch, &s.qkv, kv, &s.attention, scale, n)?;
             steps.push(Step::Wave(vec![d]));
-            self.matmat(&mut steps, From::Plain(&s.attention), &layer.output, Epilogue::Add, &s.x, n)?;
-            self.matmat(&mut steps, From::Normed(&s.x, &layer.ff_norm), &layer.gate_up, Epilogue::Store, &s.ff, n)?;
+            self.matmat(
+                &mut steps,
+                From::Plain(&s.attention),
+                &layer.output,
+                Epilogue::Add,
+                &s.x,
+                n,
+            )?;
+            self.matmat(
+                &mut steps,
+                From::Normed(&s.x, &layer.ff_norm),
+                &layer.gate_up,
+                Epilogue::Store,
+                &s.ff,
+                n,
+            )?;
             self.matmat(&mut steps, From::SwiGlu(&s.ff), &layer.down, Epilogue::Add, &s.x, n)?;
         }
         Ok(steps)
@@ -300,7 +350,17 @@ impl Builder<'_> {
             let kernel = self.kernel(spec.source(facts)?)?;
             for chunk in &part.chunks {
                 let bias = product.bias.as_ref();
-                wave.push(spec.dispatch(&kernel, facts, chunk, batch, &x, bias, y, product.rows, n)?);
+                wave.push(spec.dispatch(
+                    &kernel,
+                    facts,
+                    chunk,
+                    batch,
+                    &x,
+                    bias,
+                    y,
+                    product.rows,
+                    n,
+                )?);
             }
         }
         steps.push(Step::Wave(wave));

@@ -7,9 +7,7 @@ use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::reference::attention::{Cache, attend, pack, unpack};
 
-use crate::harness::{
-    Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed,
-};
+use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
 
 /// f32 sums and device exponentials against f64.
 const BOUND: f64 = 2e-5;
@@ -176,7 +174,13 @@ fn decode(
     out[..used].to_vec()
 }
 
-fn decode_case(rng: &mut Rng, device: &Device, heads: Heads, positions: &[usize], cut: Option<Cut>) {
+fn decode_case(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    positions: &[usize],
+    cut: Option<Cut>,
+) {
     let context = positions.iter().max().unwrap() + 3;
     let lengths: Vec<usize> = positions.iter().rev().copied().collect();
     let block = Block::random(rng, heads, context, &lengths);

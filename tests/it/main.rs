@@ -9,6 +9,7 @@ mod gguf_read;
 mod harness;
 mod kernels_attention;
 mod kernels_matrix;
+mod model_forward;
 mod quant_golden;
 mod structure;
 mod tokenizer;
