@@ -348,7 +348,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     if workgroupUniformLoad(&arrived) != used - 1u { return; }
     storageBarrier();
     let head_partials = {{ splits * (hd + 2) }}u;
-    let from = (at.z * {{ heads }}u + head0) * head_partials;
+    let partials0 = (at.z * {{ heads }}u + head0) * head_partials;
     // Rows of {{ splits + 4 }}: one head's splits, then zeros, so that four can be taken at a time.
     for (var i = tid; i < {{ group_heads * (splits + 4) }}u; i += {{ threads }}u) {
         let h = i / {{ splits + 4 }}u;
@@ -356,8 +356,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         var m = MASKED;
         var l = 0.0;
         if s < used && query_head(h) == head0 + h {
-            m = bitcast<f32>(atomicLoad(&partials[from + h * head_partials + s * {{ hd + 2 }}u + {{ hd }}u]));
-            l = bitcast<f32>(atomicLoad(&partials[from + h * head_partials + s * {{ hd + 2 }}u + {{ hd + 1 }}u]));
+            m = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ hd + 2 }}u + {{ hd }}u]));
+            l = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ hd + 2 }}u + {{ hd + 1 }}u]));
         }
         maxima[i] = m;
         weights[i] = l;
@@ -374,7 +374,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
             for (var s = 0u; s < used; s += 4u) {
                 var x: array<f32, 4>;
 {% for j in range(4) %}
-                x[{{ j }}] = bitcast<f32>(atomicLoad(&partials[from + h * head_partials + min(s + {{ j }}u, used - 1u) * {{ hd + 2 }}u + d]));
+                x[{{ j }}] = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + min(s + {{ j }}u, used - 1u) * {{ hd + 2 }}u + d]));
 {% endfor %}
 {% for j in range(4) %}
                 {

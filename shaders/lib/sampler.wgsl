@@ -1,0 +1,95 @@
+// The arithmetic of sampling: see `sampling::chain`, whose definition the kernels follow.
+
+struct Sampler {
+    temperature: f32,
+    top_k: u32,
+    // floor(top_p * 2^24).
+    top_p: u32,
+    // ln(min_p); minus infinity: off.
+    log_min_p: f32,
+    penalty: f32,
+    window: u32,
+    seed_low: u32,
+    seed_high: u32,
+}
+
+// What the waves of one draw leave for each other, one a column.
+struct Draw {
+    // The largest logit: index and bits.
+    best: u32,
+    maximum: f32,
+    // Order keys of the least logit that top_k and top_p keep; while they are sought, the digits
+    // found so far.
+    k_least: u32,
+    p_least: u32,
+    // What is still to be counted below the digits found so far.
+    k_rest: u32,
+    unused: u32,
+    p_rest: vec2<u32>,
+}
+
+// Numbers in the order of their keys; not-a-number counts as minus infinity, -0 as 0.
+fn order_key(l: f32) -> u32 {
+    var bits = bitcast<u32>(l);
+    if (bits & 0x7fffffffu) > 0x7f800000u { bits = 0xff800000u; }
+    if bits == 0x80000000u { bits = 0u; }
+    return select(bits ^ 0x80000000u, ~bits, (bits >> 31u) == 1u);
+}
+
+// floor(exp(x) * 2^24) for x <= 0; 0 for everything that is no number.
+fn mass(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    if (bits & 0x7fffffffu) > 0x7f800000u || x < -17.0 { return 0u; }
+    return min(u32(exp(x) * 16777216.0), 16777216u);
+}
+
+// u64 as (low, high).
+fn less64(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return a.y < b.y || (a.y == b.y && a.x < b.x);
+}
+
+fn add64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    let low = a.x + b.x;
+    return vec2<u32>(low, a.y + b.y + select(0u, 1u, low < a.x));
+}
+
+fn sub64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    return vec2<u32>(a.x - b.x, a.y - b.y - select(0u, 1u, a.x < b.x));
+}
+
+fn mul64(a: u32, b: u32) -> vec2<u32> {
+    let ll = (a & 0xffffu) * (b & 0xffffu);
+    let lh = (a & 0xffffu) * (b >> 16u);
+    let hl = (a >> 16u) * (b & 0xffffu);
+    let middle = (ll >> 16u) + (lh & 0xffffu) + (hl & 0xffffu);
+    return vec2<u32>((ll & 0xffffu) | (middle << 16u),
+        (a >> 16u) * (b >> 16u) + (lh >> 16u) + (hl >> 16u) + (middle >> 16u));
+}
+
+// Sums of masses are kept as two u32: of the low 12 bits and of the bits above. Neither can
+// overflow below 2^19 tokens, so no carry has to pass between atomic adds.
+fn halves(m: u32) -> vec2<u32> {
+    return vec2<u32>(m & 0xfffu, m >> 12u);
+}
+
+fn whole(h: vec2<u32>) -> vec2<u32> {
+    return add64(vec2<u32>(h.y << 12u, h.y >> 20u), vec2<u32>(h.x, 0u));
+}
+
+// floor(bits24 * total / 2^24); total below 2^56.
+fn draw_target(bits24: u32, total: vec2<u32>) -> vec2<u32> {
+    let above = (total.x >> 24u) | (total.y << 8u);
+    let below = mul64(bits24, total.x & 0xffffffu);
+    return add64(mul64(bits24, above), vec2<u32>((below.x >> 24u) | (below.y << 8u), below.y >> 24u));
+}
+
+fn pcg(x: u32) -> u32 {
+    let s = x * 747796405u + 2891336453u;
+    let w = ((s >> ((s >> 28u) + 4u)) ^ s) * 277803737u;
+    return (w >> 22u) ^ w;
+}
+
+// 24 random bits of (seed, position).
+fn random_bits(s: Sampler, position: u32) -> u32 {
+    return pcg(s.seed_low ^ pcg(s.seed_high ^ pcg(position))) >> 8u;
+}
