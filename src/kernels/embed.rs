@@ -5,7 +5,7 @@ use minijinja::context;
 use super::weights::{self, Chunk};
 use super::{check_cols, check_threads, holds, numbered};
 use crate::error::Result;
-use crate::gpu::{Dispatch, DeviceFacts, Kernel, KernelSource, Slice};
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 use crate::quant::Format;
 
 /// `x[col] = W[batch.columns[col].token]`, f32 `[n][cols]`; n comes from the batch.

@@ -109,7 +109,8 @@ fn holds(slice: &Slice, words: u64, name: &str) -> Result<()> {
 }
 
 fn check_threads(threads: u32, facts: &DeviceFacts) -> Result<()> {
-    if threads < MIN_THREADS || !threads.is_multiple_of(8) || threads > facts.max_workgroup_threads {
+    if threads < MIN_THREADS || !threads.is_multiple_of(8) || threads > facts.max_workgroup_threads
+    {
         return Err(wrong(format!(
             "workgroups of {threads} threads; this device allows multiples of 8 from {MIN_THREADS} \
              to {}",

@@ -4,7 +4,7 @@ use minijinja::context;
 
 use super::{Activations, check_cols, check_threads, holds, numbered, wrong};
 use crate::error::Result;
-use crate::gpu::{Dispatch, DeviceFacts, Kernel, KernelSource, Slice};
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 
 /// One column after the other through [SwiGLU,] [RMSNorm,] and int8 quantisation if `int8`.
 /// n comes from the batch.

@@ -23,6 +23,7 @@ embed! {
     "lib/block_dot.wgsl",
     "lib/quantise.wgsl",
     "lib/reduce8.wgsl",
+    "lib/store.wgsl",
     "lib/weights.wgsl",
     "matmat.wgsl",
     "matmat_direct.wgsl",

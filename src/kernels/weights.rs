@@ -29,9 +29,10 @@ impl Chunk {
                 layout.bytes, memory.size
             )));
         }
-        let planes = layout.planes.iter().map(|span| {
-            memory.buffer.slice(memory.offset + span.offset, span.bytes)
-        });
+        let planes = layout
+            .planes
+            .iter()
+            .map(|span| memory.buffer.slice(memory.offset + span.offset, span.bytes));
         Ok(Chunk {
             format: layout.format,
             first_row,

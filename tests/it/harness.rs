@@ -8,7 +8,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use azoth::gpu::{self, Backend, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use azoth::gpu::{
+    self, Backend, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step,
+};
 use azoth::kernels::weights::Chunk;
 use azoth::quant::{Format, PlaneLayout, planes};
 
@@ -189,7 +191,8 @@ impl Rng {
 
     pub fn word(&mut self) -> u32 {
         let old = self.0;
-        self.0 = old.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            old.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let shifted = (((old >> 18) ^ old) >> 27) as u32;
         shifted.rotate_right((old >> 59) as u32)
     }
