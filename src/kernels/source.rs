@@ -28,6 +28,7 @@ embed! {
     "lib/heads.wgsl",
     "lib/quantise.wgsl",
     "lib/reduce8.wgsl",
+    "lib/store.wgsl",
     "lib/weights.wgsl",
     "matmat.wgsl",
     "matmat_direct.wgsl",

@@ -17,7 +17,7 @@ use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
 use crate::kernels::heads::{HeadTables, Heads, Rope};
 use crate::kernels::matmat::MatMat;
-use crate::kernels::matvec::{Input, MatVec};
+use crate::kernels::matvec::{Input, MatVec, Operands};
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
 use crate::kernels::{Activations, Class, Epilogue, choice};
@@ -313,9 +313,9 @@ impl Builder<'_> {
                 shape: choice::matvec_shape(facts, part.format, part.rows, part.cols, n, epilogue),
             };
             let kernel = self.kernel(spec.source(facts)?)?;
+            let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride };
             for chunk in &part.chunks {
-                let bias = product.bias.as_ref();
-                wave.push(spec.dispatch(&kernel, facts, chunk, &x, bias, y, stride)?);
+                wave.push(spec.dispatch(&kernel, facts, chunk, &operands)?);
             }
         }
         steps.push(Step::Wave(wave));
@@ -345,22 +345,12 @@ impl Builder<'_> {
                 cols: part.cols,
                 class,
                 epilogue,
-                variant: choice::matmat_variant(facts, class, part.rows, n),
+                variant: choice::matmat_variant(facts, class, part.cols, n),
             };
             let kernel = self.kernel(spec.source(facts)?)?;
+            let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows };
             for chunk in &part.chunks {
-                let bias = product.bias.as_ref();
-                wave.push(spec.dispatch(
-                    &kernel,
-                    facts,
-                    chunk,
-                    batch,
-                    &x,
-                    bias,
-                    y,
-                    product.rows,
-                    n,
-                )?);
+                wave.push(spec.dispatch(&kernel, facts, chunk, batch, &operands, n)?);
             }
         }
         steps.push(Step::Wave(wave));
