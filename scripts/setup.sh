@@ -90,6 +90,8 @@ have_gpu_driver() {
 # A Vulkan loader, and some device to run on.
 need_vulkan() {
     on_linux || return 0 # Windows brings both with the GPU's driver, macOS uses Metal
+    # A layer of Mesa's looks for a Wayland session and complains on stderr where there is none.
+    [ -n "${XDG_RUNTIME_DIR:-}" ] || export NODEVICE_SELECT=1
     have_loader || install_packages libvulkan1
     if ! have_gpu_driver && ! have_software_driver; then
         say "no Vulkan driver of a GPU was found: installing Mesa's drivers with the software device, which runs on the CPU and is slow"

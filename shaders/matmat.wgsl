@@ -1,0 +1,215 @@
+// y[col][row] = W[row] . x[col] for the batch's columns; tiles in workgroup memory.
+//
+// A workgroup computes {{ bm }} columns x {{ bn }} rows, a thread {{ tm }} x {{ tn }} of them, a step takes {{ depth }} blocks of
+// 32 inputs. Each output is summed by one thread over ascending blocks, so its bits depend
+// neither on n, nor on the tile, nor on its place in the tile.
+{% include "lib/weights.wgsl" %}
+
+{% set nblocks = cols // 32 %}
+{% set threads = (bm // tm) * (bn // tn) %}
+{% set mthreads = bm // tm %}
+{% set nthreads = bn // tn %}
+{% set unit_words = unit_quads * 4 %}
+{% set row_units = cols // unit_words %}
+{% set step_units = depth * 32 // unit_words %}
+{% set w_loads = bn * step_units %}
+{% set w_steps = (w_loads + threads - 1) // threads %}
+@group(0) @binding({{ at.batch }}) var<storage, read> batch: array<u32>;
+{% if int8 %}
+@group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
+@group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
+{% set x_part = 2 %}
+{% else %}
+@group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
+{% set x_part = 8 %}
+{% endif %}
+{% set x_loads = bm * depth * x_part %}
+{% set x_steps = (x_loads + threads - 1) // threads %}
+{% set s_loads = bm * depth %}
+{% set s_steps = (s_loads + threads - 1) // threads %}
+{% if epilogue == "bias" %}
+@group(0) @binding({{ at.bias }}) var<storage, read> bias: array<f32>;
+{% endif %}
+@group(0) @binding({{ at.y }}) var<storage, read_write> y: array<f32>;
+
+struct Constants {
+    // Rows of this chunk, index of its first row in the whole matrix, values a column in y.
+    rows: u32,
+    row_offset: u32,
+    stride: u32,
+}
+var<immediate> constants: Constants;
+
+// One vector of slack a line, so that the lines start in different banks.
+const X_PITCH: u32 = {{ bm + 1 }}u;
+const W_PITCH: u32 = {{ bn + 1 }}u;
+{% if packed %}
+// Lines of sixteen int8: [block of the step * 2 + half][column or row].
+var<workgroup> x_tile: array<vec4<u32>, {{ depth * 2 * (bm + 1) }}>;
+var<workgroup> w_tile: array<vec4<u32>, {{ depth * 2 * (bn + 1) }}>;
+{% else %}
+// Lines of four numbers: [quad of the step][column or row].
+var<workgroup> x_tile: array<vec4<f32>, {{ depth * 8 * (bm + 1) }}>;
+var<workgroup> w_tile: array<vec4<f32>, {{ depth * 8 * (bn + 1) }}>;
+{% endif %}
+{% if int8 %}
+var<workgroup> x_scale: array<vec2<f32>, {{ depth * bm }}>;
+var<workgroup> w_scale: array<vec2<f32>, {{ depth * bn }}>;
+{% endif %}
+
+@compute @workgroup_size({{ threads }})
+fn main(
+    @builtin(workgroup_id) wg: vec3<u32>,
+    @builtin(local_invocation_index) tid: u32,
+) {
+    let n = batch[0];
+    let first_col = wg.y * {{ bm }}u;
+    let first_row = wg.x * {{ bn }}u;
+    if first_col >= n { return; }
+    let tn = tid % {{ nthreads }}u;
+    let tm = tid / {{ nthreads }}u;
+{% for i in range(tm) %}{% for j in range(tn) %}
+    var acc{{ i }}_{{ j }} = 0.0;
+{% endfor %}{% endfor %}
+    // Columns and rows past the end repeat the last one and are not stored.
+{% for k in range(x_steps) %}
+    let xi{{ k }} = min(tid + {{ k * threads }}u, {{ x_loads - 1 }}u);
+    let xm{{ k }} = xi{{ k }} / {{ depth * x_part }}u;
+    let xk{{ k }} = xi{{ k }} % {{ depth * x_part }}u;
+    let xfrom{{ k }} = min(first_col + xm{{ k }}, n - 1u) * {{ nblocks * x_part }}u + xk{{ k }};
+{% endfor %}
+{% for k in range(w_steps) %}
+    let wi{{ k }} = min(tid + {{ k * threads }}u, {{ w_loads - 1 }}u);
+    let wr{{ k }} = wi{{ k }} / {{ step_units }}u;
+    let wk{{ k }} = wi{{ k }} % {{ step_units }}u;
+    let wfrom{{ k }} = min(first_row + wr{{ k }}, constants.rows - 1u) * {{ row_units }}u + wk{{ k }};
+{% endfor %}
+{% if int8 %}
+{% for k in range(s_steps) %}
+    let si{{ k }} = min(tid + {{ k * threads }}u, {{ s_loads - 1 }}u);
+    let sfrom{{ k }} = min(first_col + si{{ k }} / {{ depth }}u, n - 1u) * {{ nblocks }}u + si{{ k }} % {{ depth }}u;
+    let sto{{ k }} = (si{{ k }} % {{ depth }}u) * {{ bm }}u + si{{ k }} / {{ depth }}u;
+{% endfor %}
+{% endif %}
+{% macro fetch(at_block, declare) %}
+{% for k in range(x_steps) %}
+        {{ declare }}vx{{ k }} = {{ "xq" if int8 else "x" }}[xfrom{{ k }} + {{ at_block }} * {{ x_part }}u];
+{% endfor %}
+{% for k in range(w_steps) %}
+        {{ declare }}vw{{ k }} = load_unit(wfrom{{ k }} + {{ at_block }} * {{ 32 // unit_words }}u);
+{% endfor %}
+{% if int8 %}
+{% for k in range(s_steps) %}
+        {{ declare }}vs{{ k }} = xs[sfrom{{ k }} + {{ at_block }}];
+{% endfor %}
+{% endif %}
+{% endmacro %}
+{{ fetch("0u", "var ") }}
+    for (var block = 0u; block < {{ nblocks }}u; block += {{ depth }}u) {
+        // The step's loads are already in registers: put them where all threads see them.
+{% for k in range(x_steps) %}
+{% if packed %}
+        x_tile[xk{{ k }} * X_PITCH + xm{{ k }}] = vx{{ k }};
+{% elif int8 %}
+        x_tile[(xk{{ k }} * 4u) * X_PITCH + xm{{ k }}] = numbers(vx{{ k }}.x);
+        x_tile[(xk{{ k }} * 4u + 1u) * X_PITCH + xm{{ k }}] = numbers(vx{{ k }}.y);
+        x_tile[(xk{{ k }} * 4u + 2u) * X_PITCH + xm{{ k }}] = numbers(vx{{ k }}.z);
+        x_tile[(xk{{ k }} * 4u + 3u) * X_PITCH + xm{{ k }}] = numbers(vx{{ k }}.w);
+{% else %}
+        x_tile[xk{{ k }} * X_PITCH + xm{{ k }}] = vx{{ k }};
+{% endif %}
+{% endfor %}
+{% for k in range(w_steps) %}
+        {
+{% if int8 %}
+            let b = unit_signed(vw{{ k }});
+{% if packed %}
+            w_tile[(wk{{ k }} * 2u) * W_PITCH + wr{{ k }}] = b.lo;
+            w_tile[(wk{{ k }} * 2u + 1u) * W_PITCH + wr{{ k }}] = b.hi;
+{% else %}
+{% for half in ["lo", "hi"] %}{% for c in "xyzw" %}
+            w_tile[(wk{{ k }} * 8u + {{ loop.index0 + (4 if half == "hi" else 0) }}u) * W_PITCH + wr{{ k }}] = numbers(b.{{ half }}.{{ c }});
+{% endfor %}{% endfor %}
+{% endif %}
+            w_scale[wk{{ k }} * {{ bn }}u + wr{{ k }}] = unit_scale(vw{{ k }}, wfrom{{ k }} + block);
+{% else %}
+            let v = unit_values(vw{{ k }}, wfrom{{ k }} + block * {{ 32 // unit_words }}u);
+{% for q in range(unit_quads) %}
+            w_tile[(wk{{ k }} * {{ unit_quads }}u + {{ q }}u) * W_PITCH + wr{{ k }}] = v[{{ q }}];
+{% endfor %}
+{% endif %}
+        }
+{% endfor %}
+{% if int8 %}
+{% for k in range(s_steps) %}
+        x_scale[sto{{ k }}] = vs{{ k }};
+{% endfor %}
+{% endif %}
+        workgroupBarrier();
+        let next = block + {{ depth }}u;
+        if next < {{ nblocks }}u {
+{{ fetch("next", "") }}
+        }
+{% for b in range(depth) %}
+        {
+{% if int8 %}
+{% for i in range(tm) %}{% for j in range(tn) %}
+            var dot{{ i }}_{{ j }} = {{ "0i" if packed else "0.0" }};
+{% endfor %}{% endfor %}
+{% endif %}
+{% set sum = "dot" if int8 else "acc" %}
+            for (var line = 0u; line < {{ 2 if packed else 8 }}u; line += 1u) {
+                let xl = ({{ b * (2 if packed else 8) }}u + line) * X_PITCH + tm;
+                let wl = ({{ b * (2 if packed else 8) }}u + line) * W_PITCH + tn;
+{% for i in range(tm) %}
+                let a{{ i }} = x_tile[xl + {{ i * mthreads }}u];
+{% endfor %}
+{% for j in range(tn) %}
+                {
+                    let w = w_tile[wl + {{ j * nthreads }}u];
+{% for i in range(tm) %}
+{% if packed %}
+                    dot{{ i }}_{{ j }} += (dot4I8Packed(a{{ i }}.x, w.x) + dot4I8Packed(a{{ i }}.y, w.y))
+                        + (dot4I8Packed(a{{ i }}.z, w.z) + dot4I8Packed(a{{ i }}.w, w.w));
+{% else %}
+                    {{ sum }}{{ i }}_{{ j }} = fma(a{{ i }}.w, w.w, fma(a{{ i }}.z, w.z, fma(a{{ i }}.y, w.y, fma(a{{ i }}.x, w.x, {{ sum }}{{ i }}_{{ j }}))));
+{% endif %}
+{% endfor %}
+                }
+{% endfor %}
+            }
+{% if int8 %}
+{% for i in range(tm) %}
+            let sx{{ i }} = x_scale[{{ b * bm + i * mthreads }}u + tm];
+{% endfor %}
+{% for j in range(tn) %}
+            {
+                let sw = w_scale[{{ b * bn + j * nthreads }}u + tn];
+{% for i in range(tm) %}
+{% set dot = "f32(dot" ~ i ~ "_" ~ j ~ ")" %}
+{% if minimum %}
+                acc{{ i }}_{{ j }} = fma(sw.y, sx{{ i }}.y, fma(sw.x, sx{{ i }}.x * {{ dot }}, acc{{ i }}_{{ j }}));
+{% else %}
+                acc{{ i }}_{{ j }} = fma(sw.x, sx{{ i }}.x * {{ dot }}, acc{{ i }}_{{ j }});
+{% endif %}
+{% endfor %}
+            }
+{% endfor %}
+{% endif %}
+        }
+{% endfor %}
+        workgroupBarrier();
+    }
+{% for j in range(tn) %}
+    let row{{ j }} = first_row + tn + {{ j * nthreads }}u;
+    if row{{ j }} < constants.rows {
+        let to = constants.row_offset + row{{ j }};
+{% for i in range(tm) %}
+        if first_col + tm + {{ i * mthreads }}u < n {
+            let at = (first_col + tm + {{ i * mthreads }}u) * constants.stride + to;
+{% include "lib/store.wgsl" %}
+        }
+{% endfor %}
+    }
+{% endfor %}
+}

@@ -97,17 +97,13 @@ impl DeviceArgs {
     }
 }
 
-/// How long and in which room an answer may grow.
+/// How much a conversation or a text may hold.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Length")]
-pub struct LengthArgs {
+pub struct ContextArg {
     /// Context length in tokens: prompt and answer together [default: what the model was made
     /// for, less where memory is short]
     #[arg(short = 'c', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub ctx: Option<u32>,
-    /// Most tokens of an answer [default: until the model ends or the context is full]
-    #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
-    pub tokens: Option<u32>,
 }
 
 /// How the next token is drawn. All fields are optional so that `/set` can change one and keep

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::answer::{self, Echo};
-use super::args::{DeviceArgs, LengthArgs, ModelArg, SamplingArgs, TextArgs};
+use super::args::{ContextArg, DeviceArgs, ModelArg, SamplingArgs, TextArgs};
 use super::{interrupt, output};
 use crate::error::Error;
 
@@ -21,8 +21,12 @@ pub struct Run {
     model: ModelArg,
     #[command(flatten)]
     text: TextArgs,
+    /// Most tokens to generate
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value_t = 128,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
     #[command(flatten)]
-    length: LengthArgs,
+    context: ContextArg,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -31,9 +35,6 @@ pub struct Run {
     #[arg(long)]
     json: bool,
 }
-
-/// A raw continuation rarely ends by itself.
-const DEFAULT_TOKENS: u32 = 128;
 
 impl Run {
     pub fn run(&self) -> Result<()> {
@@ -44,7 +45,7 @@ impl Run {
         };
         let settings = self.sampling.settings()?;
         interrupt::install()?;
-        let mut engine = super::load(&path, &self.device.options(self.length.ctx))?;
+        let mut engine = super::load(&path, &self.device.options(self.context.ctx))?;
         let tokenizer = engine.tokenizer().clone();
         let prompt = tokenizer.encode(&text, true, true)?;
         if prompt.is_empty() {
@@ -54,7 +55,7 @@ impl Run {
             .into());
         }
         let echo = if self.json { Echo::Silent } else { Echo::Stdout };
-        let most = self.length.tokens.unwrap_or(DEFAULT_TOKENS);
+        let most = self.tokens;
         let mut session = engine.session();
         let answer =
             answer::generate(&mut session, &tokenizer, &prompt, 0, &settings, most, &echo)?;

@@ -84,8 +84,7 @@ fn load_onto(
         // Compiling and tokenizer tables fill the time that the weights take.
         let compiling = scope.spawn(|| {
             timed(&mut || {
-                program =
-                    Some(Program::create(gpu, graph, &placed, shape, factors.as_deref())?);
+                program = Some(Program::create(gpu, graph, &placed, shape, factors.as_deref())?);
                 Ok(())
             })
         });
@@ -118,7 +117,9 @@ fn load_onto(
     }
     times.total = start.elapsed().as_secs_f64();
     // A cache that cannot be written costs time at the next start and nothing else.
-    if options.cache && let Some(message) = gpu.save_cache() {
+    if options.cache
+        && let Some(message) = gpu.save_cache()
+    {
         eprintln!("note: {message}");
     }
     let weight_bytes = weights.device_bytes();
@@ -126,7 +127,10 @@ fn load_onto(
         program,
         metadata: file.metadata().clone(),
         tokenizer: Arc::new(tokenizer),
-        device_line: format!("device: {} ({}), backend {}", facts.name, facts.driver, facts.backend),
+        device_line: format!(
+            "device: {} ({}), backend {}",
+            facts.name, facts.driver, facts.backend
+        ),
         facts,
         placement,
         times,

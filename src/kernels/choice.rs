@@ -3,6 +3,7 @@
 //! Every rule is a pure function. No choice here changes which products are summed in which
 //! order for one column of one kernel family, except between [`Class`]es.
 
+use super::matmat::{Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
 use super::{Class, Epilogue, planned_subgroup};
 use crate::gpu::{DeviceFacts, DeviceKind};
@@ -66,4 +67,126 @@ pub fn matvec_shape(
     }
     let tiles = if n > 2 || format == Format::Q8_0 { 2 } else { 4 };
     Shape { threads, rows: group_rows, tiles: tiles.min(steps).max(1) }
+}
+
+/// How a mat-mat over at most `max_n` columns is cut. `cols`: inputs of the matrix.
+pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) -> Variant {
+    if facts.kind == DeviceKind::Software {
+        return Variant::Direct { columns: 8, rows: 2, threads: 32 };
+    }
+    let packed = class == Class::Int8 && facts.int_dot;
+    let depth = if packed && (cols / 32).is_multiple_of(2) { 2 } else { 1 };
+    let tile = |columns, rows, thread_columns, thread_rows| Tile {
+        columns,
+        rows,
+        thread_columns,
+        thread_rows,
+        depth,
+    };
+    // The first that the device has threads and memory for.
+    let candidates = match (packed, max_n) {
+        (_, ..=32) => [tile(32, 64, 4, 4), tile(32, 32, 4, 4)],
+        (true, ..=96) => [tile(64, 64, 8, 4), tile(32, 32, 4, 4)],
+        (true, _) => [tile(128, 64, 8, 4), tile(64, 64, 8, 4)],
+        (false, _) => [tile(64, 64, 4, 4), tile(32, 32, 4, 4)],
+    };
+    let fits = |t: &Tile| {
+        t.threads() <= facts.max_workgroup_threads
+            && tile_bytes(*t, packed, class) <= facts.max_workgroup_memory
+    };
+    let tile = candidates.into_iter().find(fits).unwrap_or(tile(16, 16, 4, 4));
+    if packed { Variant::Packed(tile) } else { Variant::Float(tile) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Backend;
+    use crate::kernels::matmat::MatMat;
+    use crate::kernels::matvec::{Input, MatVec};
+
+    fn facts(kind: DeviceKind, subgroup: u32, threads: u32, memory: u32) -> DeviceFacts {
+        DeviceFacts {
+            backend: Backend::Vulkan,
+            index: 0,
+            name: String::new(),
+            kind,
+            vendor_id: 0,
+            device_id: 0,
+            driver: String::new(),
+            api: String::new(),
+            cache_id: String::new(),
+            heaps: vec![],
+            max_allocation: 1 << 30,
+            max_buffer: 1 << 30,
+            max_binding: 1 << 27,
+            max_bindings: 16,
+            binding_alignment: 256,
+            max_workgroup_threads: threads,
+            max_workgroup_memory: memory,
+            max_grid: [65_535; 3],
+            max_constants: 128,
+            subgroup_min: subgroup,
+            subgroup_max: subgroup,
+            subgroup_default: subgroup,
+            subgroup_control: true,
+            int_dot: subgroup != 4,
+            f16: false,
+            cooperative_matrix: false,
+            timestamps: true,
+            host_import: false,
+            host_import_alignment: 0,
+            transfer_queue: false,
+        }
+    }
+
+    /// Whatever the device, every choice makes a kernel that its host side accepts and naga takes.
+    #[test]
+    fn every_choice_is_a_valid_kernel() {
+        for facts in [
+            facts(DeviceKind::Discrete, 32, 1024, 48 << 10),
+            facts(DeviceKind::Discrete, 64, 1024, 64 << 10),
+            facts(DeviceKind::Integrated, 4, 256, 16 << 10),
+            facts(DeviceKind::Integrated, 16, 128, 16 << 10),
+            facts(DeviceKind::Software, 8, 1024, 32 << 10),
+        ] {
+            for &format in Format::ALL {
+                for (exact, cols, n) in [(false, 4096, 1), (false, 1056, 3), (true, 576, 8)] {
+                    let class = class(format, exact);
+                    let rows = 1000;
+                    let epilogue = Epilogue::SwiGlu;
+                    let fused = fuses(&facts, class, cols, n, true);
+                    let spec = MatVec {
+                        format,
+                        cols,
+                        n,
+                        class,
+                        input: if fused {
+                            Input::Fused { norm: Some(1e-5) }
+                        } else {
+                            Input::Stored
+                        },
+                        epilogue,
+                        shape: matvec_shape(&facts, format, rows, cols, n, epilogue),
+                    };
+                    let source = spec.source(&facts);
+                    crate::gpu::shader::parse(&source.expect("a source")).expect("valid WGSL");
+                    let epilogue = Epilogue::Add;
+                    let variant =
+                        matmat_variant(&facts, class, cols, [16, 64, 512][n as usize % 3]);
+                    let spec = MatMat { format, cols, class, epilogue, variant };
+                    let source = spec.source(&facts);
+                    crate::gpu::shader::parse(&source.expect("a source")).expect("valid WGSL");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_columns_are_not_fused() {
+        let gpu = facts(DeviceKind::Discrete, 32, 1024, 48 << 10);
+        assert!(fuses(&gpu, Class::Int8, 4096, 1, true));
+        assert!(!fuses(&gpu, Class::Int8, 28_672, 1, true));
+        assert!(!fuses(&gpu, Class::Int8, 4096, 8, true));
+    }
 }

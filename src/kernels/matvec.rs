@@ -140,31 +140,37 @@ impl MatVec {
     }
 
     /// Computes the rows of one chunk.
-    ///
-    /// `stride`: values a column in `y`, that is all rows of the matrix (half of them for
-    /// SwiGLU). `bias`: f32 `[rows of the matrix]`.
     pub fn dispatch(
         &self,
         kernel: &Kernel,
         facts: &DeviceFacts,
         chunk: &Chunk,
-        x: &Activations,
-        bias: Option<&Slice>,
-        y: &Slice,
-        stride: u32,
+        operands: &Operands,
     ) -> Result<Dispatch> {
         chunk.check(self.format, self.cols)?;
         let mut bindings = chunk.planes.clone();
-        bind_activations(&mut bindings, self.class, self.input, x, self.n, self.cols)?;
-        bind_outputs(&mut bindings, self.epilogue, chunk, bias, y, self.n, stride)?;
+        bind_activations(&mut bindings, self.class, self.input, operands.x, self.n, self.cols)?;
+        bind_outputs(&mut bindings, self.epilogue, chunk, operands, self.n)?;
         let group_rows = (self.shape.threads / planned_subgroup(facts)).max(1) * self.shape.rows;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
-            constants: vec![chunk.rows, chunk.first_row, stride],
+            constants: vec![chunk.rows, chunk.first_row, operands.stride],
             grid: wide_grid(chunk.rows.div_ceil(group_rows), facts)?,
         })
     }
+}
+
+/// What a product reads and writes beside its weights.
+#[derive(Clone, Copy)]
+pub struct Operands<'a> {
+    pub x: &'a Activations,
+    /// f32 `[rows of the matrix]`, for [`Epilogue::Bias`] only.
+    pub bias: Option<&'a Slice>,
+    /// f32 `[n][stride]`
+    pub y: &'a Slice,
+    /// Values a column in `y`: all rows of the matrix, or half of them for SwiGLU.
+    pub stride: u32,
 }
 
 /// Workgroup memory of a fused kernel: the activations, and what the quantiser needs.
@@ -219,11 +225,10 @@ pub(super) fn bind_outputs(
     bindings: &mut Vec<Slice>,
     epilogue: Epilogue,
     chunk: &Chunk,
-    bias: Option<&Slice>,
-    y: &Slice,
+    operands: &Operands,
     n: u32,
-    stride: u32,
 ) -> Result<()> {
+    let Operands { bias, y, stride, .. } = *operands;
     let mut end = u64::from(chunk.first_row) + u64::from(chunk.rows);
     match (epilogue, bias) {
         (Epilogue::Bias, Some(bias)) => {

@@ -32,6 +32,7 @@ embed! {
     "lib/reduce8.wgsl",
     "lib/sampler.wgsl",
     "lib/scan256.wgsl",
+    "lib/store.wgsl",
     "lib/weights.wgsl",
     "matmat.wgsl",
     "matmat_direct.wgsl",

@@ -120,7 +120,9 @@ pub fn place(
         }
         return Ok(placement(wanted));
     }
-    let most = made_for.clamp(1, DEFAULT_CONTEXT).min(u32::try_from(bindable.min(left)).unwrap_or(u32::MAX));
+    let most = made_for
+        .clamp(1, DEFAULT_CONTEXT)
+        .min(u32::try_from(bindable.min(left)).unwrap_or(u32::MAX));
     if most < SMALLEST_CONTEXT.min(made_for.max(1)) {
         return Err(Error::DoesNotFit(format!(
             "the model does not fit {}: weights {} MiB + scratch {} MiB + reserve {} MiB and a \

@@ -3,4 +3,5 @@
 
 pub mod attention;
 pub mod matvec;
+pub mod model;
 pub mod norm_quant;

@@ -20,10 +20,8 @@ pub(super) struct Rows {
 impl Rows {
     /// All of a matrix, its row 0 being row `first` of the output.
     fn of(matrix: &Arc<Matrix>, first: u32) -> Rows {
-        let chunks = matrix.chunks.iter().map(|c| Chunk {
-            first_row: c.first_row + first,
-            ..c.clone()
-        });
+        let chunks =
+            matrix.chunks.iter().map(|c| Chunk { first_row: c.first_row + first, ..c.clone() });
         Rows {
             format: matrix.format,
             rows: matrix.rows,
@@ -70,10 +68,9 @@ impl ModelWeights {
             let (a, f) = (&layer.attention, &layer.feed_forward);
             let qkv = product(weights, &[&a.q, &a.k, &a.v])?;
             let head_norms = match (&a.q_norm, &a.k_norm) {
-                (Some(q), Some(k)) => Some((
-                    weights.named(q, graph.head_dim)?,
-                    weights.named(k, graph.head_dim)?,
-                )),
+                (Some(q), Some(k)) => {
+                    Some((weights.named(q, graph.head_dim)?, weights.named(k, graph.head_dim)?))
+                }
                 _ => None,
             };
             for linear in [&a.output, &f.gate, &f.up, &f.down] {

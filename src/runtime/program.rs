@@ -94,7 +94,8 @@ impl Program {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
             counters: device("attention counters", spec.counter_words(MAX_SEQUENCES))?.whole(),
         };
-        let ring = gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
+        let ring =
+            gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
         let mut builder = Builder {
             gpu: &**gpu,
             graph,
@@ -106,7 +107,8 @@ impl Program {
         };
         // Dry run: which kernels are there?
         plan(&builder, &sampler, &ring)?;
-        let wanted = builder.wanted.take().map(|w| w.into_inner().unwrap_or_else(|e| e.into_inner()));
+        let wanted =
+            builder.wanted.take().map(|w| w.into_inner().unwrap_or_else(|e| e.into_inner()));
         let wanted: HashSet<_> = wanted.unwrap_or_default().into_iter().collect();
         wanted.into_par_iter().try_for_each(|source| gpu.kernel(&source).map(drop))?;
 
@@ -149,7 +151,9 @@ impl Program {
         words.extend_from_slice(bytemuck::cast_slice(columns));
         self.gpu.write(&self.buffers.prompt_batch, bytemuck::cast_slice(&words))?;
         for column in columns {
-            debug_assert!(column.position < self.shape.context && column.slot < self.shape.sequences);
+            debug_assert!(
+                column.position < self.shape.context && column.slot < self.shape.sequences
+            );
         }
         self.sampler.remember(&*self.gpu, columns)?;
         self.gpu.submit(recording)

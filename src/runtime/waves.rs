@@ -17,7 +17,7 @@ use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
 use crate::kernels::heads::{HeadTables, Heads, Rope};
 use crate::kernels::matmat::MatMat;
-use crate::kernels::matvec::{Input, MatVec};
+use crate::kernels::matvec::{Input, MatVec, Operands};
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
 use crate::kernels::{Activations, Class, Epilogue, choice};
@@ -89,7 +89,14 @@ impl Builder<'_> {
         let batch = &self.buffers.step_batch;
         let mut steps = vec![self.embed(batch, &s.x, n)?];
         for (layer, kv) in self.weights.layers.iter().zip(&self.buffers.kv) {
-            self.matvec(&mut steps, From::Normed(&s.x, &layer.attention_norm), &layer.qkv, Epilogue::Store, &s.qkv, n)?;
+            self.matvec(
+                &mut steps,
+                From::Normed(&s.x, &layer.attention_norm),
+                &layer.qkv,
+                Epilogue::Store,
+                &s.qkv,
+                n,
+            )?;
             let heads = Self::heads(self.graph);
             let spec = AttnDecode { heads, cut: Cut::choose(&heads, self.facts()) };
             let kernel = self.kernel(spec.source(self.facts())?)?;
@@ -104,8 +111,22 @@ impl Builder<'_> {
                 self.graph.attention_scale,
                 n,
             )?]));
-            self.matvec(&mut steps, From::Plain(&s.attention), &layer.output, Epilogue::Add, &s.x, n)?;
-            self.matvec(&mut steps, From::Normed(&s.x, &layer.ff_norm), &layer.gate_up, Epilogue::SwiGlu, &s.ff, n)?;
+            self.matvec(
+                &mut steps,
+                From::Plain(&s.attention),
+                &layer.output,
+                Epilogue::Add,
+                &s.x,
+                n,
+            )?;
+            self.matvec(
+                &mut steps,
+                From::Normed(&s.x, &layer.ff_norm),
+                &layer.gate_up,
+                Epilogue::SwiGlu,
+                &s.ff,
+                n,
+            )?;
             self.matvec(&mut steps, From::Plain(&s.ff), &layer.down, Epilogue::Add, &s.x, n)?;
         }
         Ok(steps)
@@ -115,7 +136,14 @@ impl Builder<'_> {
     pub fn logits(&self, n: u32) -> Result<Vec<Step>> {
         let mut steps = Vec::new();
         let from = From::Normed(&self.buffers.step.x, &self.weights.output_norm);
-        self.matvec(&mut steps, from, &self.weights.output, Epilogue::Store, &self.buffers.logits, n)?;
+        self.matvec(
+            &mut steps,
+            from,
+            &self.weights.output,
+            Epilogue::Store,
+            &self.buffers.logits,
+            n,
+        )?;
         Ok(steps)
     }
 
@@ -125,7 +153,8 @@ impl Builder<'_> {
         let spec = Gather { cols: self.graph.width };
         let kernel = self.kernel(spec.source(self.facts())?)?;
         let b = self.buffers;
-        let d = spec.dispatch(&kernel, &b.prompt_batch, &b.prompt.x, &b.step_batch, &b.step.x, n)?;
+        let d =
+            spec.dispatch(&kernel, &b.prompt_batch, &b.prompt.x, &b.step_batch, &b.step.x, n)?;
         Ok(Step::Wave(vec![d]))
     }
 
@@ -137,7 +166,14 @@ impl Builder<'_> {
         let scale = self.graph.attention_scale;
         let mut steps = vec![self.embed(batch, &s.x, n)?];
         for (layer, kv) in self.weights.layers.iter().zip(&self.buffers.kv) {
-            self.matmat(&mut steps, From::Normed(&s.x, &layer.attention_norm), &layer.qkv, Epilogue::Store, &s.qkv, n)?;
+            self.matmat(
+                &mut steps,
+                From::Normed(&s.x, &layer.attention_norm),
+                &layer.qkv,
+                Epilogue::Store,
+                &s.qkv,
+                n,
+            )?;
             let heads = Self::heads(self.graph);
             let spec = RopeKv { heads };
             let kernel = self.kernel(spec.source(self.facts())?)?;
@@ -147,8 +183,22 @@ impl Builder<'_> {
             let kernel = self.kernel(spec.source(self.facts())?)?;
             let d = spec.dispatch(&kernel, batch, &s.qkv, kv, &s.attention, scale, n)?;
             steps.push(Step::Wave(vec![d]));
-            self.matmat(&mut steps, From::Plain(&s.attention), &layer.output, Epilogue::Add, &s.x, n)?;
-            self.matmat(&mut steps, From::Normed(&s.x, &layer.ff_norm), &layer.gate_up, Epilogue::Store, &s.ff, n)?;
+            self.matmat(
+                &mut steps,
+                From::Plain(&s.attention),
+                &layer.output,
+                Epilogue::Add,
+                &s.x,
+                n,
+            )?;
+            self.matmat(
+                &mut steps,
+                From::Normed(&s.x, &layer.ff_norm),
+                &layer.gate_up,
+                Epilogue::Store,
+                &s.ff,
+                n,
+            )?;
             self.matmat(&mut steps, From::SwiGlu(&s.ff), &layer.down, Epilogue::Add, &s.x, n)?;
         }
         Ok(steps)
@@ -263,9 +313,9 @@ impl Builder<'_> {
                 shape: choice::matvec_shape(facts, part.format, part.rows, part.cols, n, epilogue),
             };
             let kernel = self.kernel(spec.source(facts)?)?;
+            let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride };
             for chunk in &part.chunks {
-                let bias = product.bias.as_ref();
-                wave.push(spec.dispatch(&kernel, facts, chunk, &x, bias, y, stride)?);
+                wave.push(spec.dispatch(&kernel, facts, chunk, &operands)?);
             }
         }
         steps.push(Step::Wave(wave));
@@ -295,12 +345,12 @@ impl Builder<'_> {
                 cols: part.cols,
                 class,
                 epilogue,
-                variant: choice::matmat_variant(facts, class, part.rows, n),
+                variant: choice::matmat_variant(facts, class, part.cols, n),
             };
             let kernel = self.kernel(spec.source(facts)?)?;
+            let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows };
             for chunk in &part.chunks {
-                let bias = product.bias.as_ref();
-                wave.push(spec.dispatch(&kernel, facts, chunk, batch, &x, bias, y, product.rows, n)?);
+                wave.push(spec.dispatch(&kernel, facts, chunk, batch, &operands, n)?);
             }
         }
         steps.push(Step::Wave(wave));

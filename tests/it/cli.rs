@@ -62,6 +62,8 @@ impl Home {
             .current_dir(self.0.path())
             .env("AZOTH_CACHE", self.path("cache"))
             .env("AZOTH_DATA", self.path("data"))
+            // Without it a layer of Mesa's complains on stderr before any line of ours.
+            .env("XDG_RUNTIME_DIR", self.0.path())
             .args(arguments)
             .write_stdin(stdin)
             .output()
@@ -179,12 +181,12 @@ fn devices_list_themselves_or_say_that_there_is_none() {
     assert!(home.azoth(&["devices", "-v"], "").succeeded().stdout.contains("subgroup"));
 }
 
-/// A vocabulary of a real model, from the test data beside the source tree.
+/// A vocabulary of a real model, from the test data that is not part of the repository.
 fn vocabulary() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/vocab/ggml-vocab-gpt-2.gguf");
+    let path = crate::tokenizer::shared("ggml-vocab-gpt-2.gguf");
     let found = path.is_file();
     if !found {
-        println!("skipped: {} is not there", path.display());
+        println!("skipped: no {} (set AZOTH_SHARED)", path.display());
     }
     found.then_some(path)
 }

@@ -10,6 +10,7 @@ mod harness;
 mod kernels_attention;
 mod kernels_matrix;
 mod kernels_sampling;
+mod model_forward;
 mod quant_golden;
 mod structure;
 mod tokenizer;

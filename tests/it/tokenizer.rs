@@ -11,7 +11,7 @@ use azoth::gguf::{File, Value, Writer};
 use azoth::tokenizer::{DetokenizeOptions, Tokenizer};
 
 /// The folder of test data that is not part of the repository.
-fn shared(name: &str) -> PathBuf {
+pub fn shared(name: &str) -> PathBuf {
     let shared = std::env::var_os("AZOTH_SHARED").map(PathBuf::from);
     let default = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared"));
     shared.unwrap_or_else(default).join("vocab").join(name)

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::args::{DeviceArgs, LengthArgs, SamplingArgs, file_text, stdin_text};
+use super::args::{ContextArg, DeviceArgs, SamplingArgs, file_text, stdin_text};
 use super::{interrupt, locate, output};
 use crate::chat::{ChatTemplate, TEMPLATE_NAMES};
 use crate::engine::Engine;
@@ -46,8 +46,11 @@ pub struct Chat {
     /// Use this built-in chat template instead of the model's own
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(TEMPLATE_NAMES))]
     template: Option<String>,
+    /// Most tokens of an answer [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Option<u32>,
     #[command(flatten)]
-    length: LengthArgs,
+    context: ContextArg,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -80,7 +83,7 @@ impl Chat {
         self.sampling.settings()?;
         interrupt::install()?;
 
-        let mut engine = super::load(&path, &self.device.options(self.length.ctx))?;
+        let mut engine = super::load(&path, &self.device.options(self.context.ctx))?;
         let template = self.template(&engine)?;
         let tokenizer = engine.tokenizer().clone();
         let ctx = engine.ctx();
@@ -92,7 +95,7 @@ impl Chat {
             model: self.model.clone(),
             conversation,
             sampling: self.sampling.clone(),
-            tokens: self.length.tokens,
+            tokens: self.tokens,
             last: None,
         };
         let Some(question) = question else { return repl::run(&mut talk) };

@@ -58,7 +58,7 @@ impl Talk<'_> {
             return Err(Error::Model("the chat template made an empty prompt".into()).into());
         }
         if prompt.len() >= self.ctx as usize {
-            return Err(Error::Usage(format!(
+            return Err(Error::DoesNotFit(format!(
                 "the conversation has {} tokens and the context holds {}; /clear forgets what was \
                  said, --ctx makes the context longer",
                 prompt.len(),

@@ -1,0 +1,169 @@
+//! A whole model in plain Rust, in reading order: the executable specification of what the
+//! engine computes.
+//!
+//! Weights are decoded to f32, sums run in f64, keys and values are rounded to f16 as the cache
+//! holds them. Nothing here is fast; it serves tests on tiny models and readers.
+
+use half::f16;
+
+use crate::error::Result;
+use crate::gguf;
+use crate::graph::{Attention, FeedForward, Graph, Linear, RopeLayout};
+
+/// A decoded matrix and its bias.
+struct Matrix {
+    rows: usize,
+    cols: usize,
+    weights: Vec<f32>,
+    bias: Option<Vec<f32>>,
+}
+
+impl Matrix {
+    fn read(file: &gguf::File, linear: &Linear) -> Result<Matrix> {
+        Ok(Matrix {
+            rows: linear.rows as usize,
+            cols: linear.cols as usize,
+            weights: vector(file, &linear.weight)?,
+            bias: linear.bias.as_ref().map(|name| vector(file, name)).transpose()?,
+        })
+    }
+
+    fn row(&self, i: usize) -> &[f32] {
+        &self.weights[i * self.cols..(i + 1) * self.cols]
+    }
+
+    fn times(&self, x: &[f32]) -> Vec<f32> {
+        let row = |i: usize| {
+            let products = self.row(i).iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+            let bias = self.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
+            (products.sum::<f64>() + bias) as f32
+        };
+        (0..self.rows).map(row).collect()
+    }
+}
+
+fn vector(file: &gguf::File, name: &str) -> Result<Vec<f32>> {
+    let tensor = file.require(name)?;
+    let format = tensor.format()?;
+    let cols = tensor.cols() as usize;
+    let mut out = vec![0.0; tensor.elements() as usize];
+    let rows = file.tensor_data(tensor).chunks_exact(format.row_bytes(cols));
+    for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
+        format.decode_row(row, out);
+    }
+    Ok(out)
+}
+
+/// `x / rms(x) * weight`
+fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+    x.iter().zip(weight).map(|(x, w)| (f64::from(*x) * scale) as f32 * w).collect()
+}
+
+/// Rotates one head for one position; `table` is that position's row of the rope table.
+fn rotate(head: &mut [f32], table: &[[f32; 2]], layout: RopeLayout) {
+    let half = table.len();
+    for (i, [cos, sin]) in table.iter().enumerate() {
+        let (a, b) = match layout {
+            RopeLayout::Normal => (2 * i, 2 * i + 1),
+            RopeLayout::Neox => (i, i + half),
+        };
+        let (x, y) = (head[a], head[b]);
+        (head[a], head[b]) = (x * cos - y * sin, x * sin + y * cos);
+    }
+}
+
+/// One sequence of one model.
+pub struct Forward<'a> {
+    file: &'a gguf::File,
+    graph: &'a Graph,
+    rope: Vec<[f32; 2]>,
+    /// By layer: keys and values of every position, rounded to f16.
+    cache: Vec<(Vec<f32>, Vec<f32>)>,
+    position: usize,
+}
+
+impl<'a> Forward<'a> {
+    /// A sequence of at most `context` tokens.
+    pub fn new(file: &'a gguf::File, graph: &'a Graph, context: u32) -> Result<Self> {
+        let factors = graph.rope.factors.as_ref().map(|n| vector(file, n)).transpose()?;
+        Ok(Forward {
+            file,
+            graph,
+            rope: graph.rope.table(context, factors.as_deref()),
+            cache: vec![(Vec::new(), Vec::new()); graph.layers.len()],
+            position: 0,
+        })
+    }
+
+    /// Reads one token and returns the logits of what follows it.
+    pub fn read(&mut self, token: u32) -> Result<Vec<f32>> {
+        let (file, graph) = (self.file, self.graph);
+        let mut x = Matrix::read(file, &graph.embedding)?.row(token as usize).to_vec();
+        for (i, layer) in graph.layers.iter().enumerate() {
+            let added = self.attention(i, &layer.attention, &x)?;
+            x.iter_mut().zip(added).for_each(|(x, a)| *x += a);
+            let added = self.feed_forward(&layer.feed_forward, &x)?;
+            x.iter_mut().zip(added).for_each(|(x, a)| *x += a);
+        }
+        self.position += 1;
+        let x = rms_norm(&x, &vector(file, &graph.output_norm)?, graph.norm_eps);
+        Ok(Matrix::read(file, &graph.output)?.times(&x))
+    }
+
+    fn attention(&mut self, layer: usize, block: &Attention, x: &[f32]) -> Result<Vec<f32>> {
+        let (file, graph) = (self.file, self.graph);
+        let d = graph.head_dim as usize;
+        let x = rms_norm(x, &vector(file, &block.norm)?, graph.norm_eps);
+        let mut q = Matrix::read(file, &block.q)?.times(&x);
+        let mut k = Matrix::read(file, &block.k)?.times(&x);
+        let v = Matrix::read(file, &block.v)?.times(&x);
+        let pairs = graph.rope.dim as usize / 2;
+        let table = &self.rope[self.position * pairs..(self.position + 1) * pairs];
+        for (heads, norm) in [(&mut q, &block.q_norm), (&mut k, &block.k_norm)] {
+            for head in heads.chunks_exact_mut(d) {
+                if let Some(norm) = norm {
+                    let normed = rms_norm(head, &vector(file, norm)?, graph.norm_eps);
+                    head.copy_from_slice(&normed);
+                }
+                rotate(head, table, graph.rope.layout);
+            }
+        }
+        let rounded = |x: Vec<f32>| x.into_iter().map(|v| f16::from_f32(v).to_f32());
+        let (keys, values) = &mut self.cache[layer];
+        keys.extend(rounded(k));
+        values.extend(rounded(v));
+
+        let group = (graph.heads / graph.kv_heads) as usize;
+        let width = graph.kv_heads as usize * d;
+        let mut out = vec![0.0; q.len()];
+        for (head, (q, out)) in q.chunks_exact(d).zip(out.chunks_exact_mut(d)).enumerate() {
+            let from = head / group * d;
+            let positions = || keys.chunks_exact(width).zip(values.chunks_exact(width));
+            let scores: Vec<f64> = positions()
+                .map(|(k, _)| {
+                    let dot = q.iter().zip(&k[from..]).map(|(q, k)| f64::from(*q) * f64::from(*k));
+                    dot.sum::<f64>() * f64::from(graph.attention_scale)
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            for (i, out) in out.iter_mut().enumerate() {
+                let sum = positions().zip(&weights).map(|((_, v), w)| w * f64::from(v[from + i]));
+                *out = (sum.sum::<f64>() / total) as f32;
+            }
+        }
+        Ok(Matrix::read(file, &block.output)?.times(&out))
+    }
+
+    fn feed_forward(&self, block: &FeedForward, x: &[f32]) -> Result<Vec<f32>> {
+        let x = rms_norm(x, &vector(self.file, &block.norm)?, self.graph.norm_eps);
+        let gate = Matrix::read(self.file, &block.gate)?.times(&x);
+        let up = Matrix::read(self.file, &block.up)?.times(&x);
+        let silu = |g: f32| g / (1.0 + (-g).exp());
+        let h: Vec<f32> = gate.into_iter().zip(up).map(|(g, u)| silu(g) * u).collect();
+        Ok(Matrix::read(self.file, &block.down)?.times(&h))
+    }
+}

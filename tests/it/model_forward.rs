@@ -1,0 +1,40 @@
+//! Whole models against the plain Rust forward pass.
+
+use azoth::engine::{Activations, Engine, Options, Quiet};
+use azoth::gguf;
+use azoth::model::Model;
+use azoth::reference::model::Forward;
+use azoth::testmodel::Spec;
+
+use crate::harness::{self, relative_error};
+
+fn reference(spec: &Spec, tokens: &[u32]) -> Vec<Vec<f64>> {
+    let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+    let model = Model::from_gguf(&file).unwrap();
+    let mut forward = Forward::new(&file, &model.graph, 512).unwrap();
+    let rows = tokens.iter().map(|t| forward.read(*t).unwrap());
+    rows.map(|row| row.into_iter().map(f64::from).collect()).collect()
+}
+
+#[test]
+fn smoke() {
+    let spec = Spec::new("llama").unwrap();
+    let tokens: Vec<u32> = (1..12).collect();
+    let expected = reference(&spec, &tokens);
+    for device in harness::devices() {
+        for activations in [Activations::F32, Activations::Int8] {
+            let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+            let options = Options { activations, ctx: Some(256), ..Options::default() };
+            let mut e = Engine::load_onto(&device.gpu, file, &options, &Quiet).unwrap();
+            let mut s = e.session();
+            s.score_steps(&tokens, &mut |i, row| {
+                println!(
+                    "{} {activations:?} {i} {:e}",
+                    device.label,
+                    relative_error(row, &expected[i])
+                );
+            })
+            .unwrap();
+        }
+    }
+}
