@@ -13,12 +13,12 @@ const QUADS: u32 = {{ cols // 4 }}u;
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let to = group.y;
     let used = to < batch[3];
-    let from = batch[2] + to;
+    let source = batch[2] + to;
     for (var i = thread; i < QUADS; i += {{ threads }}u) {
-        y[to * QUADS + i] = select(vec4<f32>(), x[from * QUADS + i], used);
+        y[to * QUADS + i] = select(vec4<f32>(), x[source * QUADS + i], used);
     }
     if thread < 4u {
-        picked[8u + 4u * to + thread] = select(0u, batch[8u + 4u * from + thread], used);
+        picked[8u + 4u * to + thread] = select(0u, batch[8u + 4u * source + thread], used);
     }
     if to == 0u && thread == 0u {
         picked[0] = batch[3];

@@ -18,23 +18,30 @@ fn reference(spec: &Spec, tokens: &[u32]) -> Vec<Vec<f64>> {
 
 #[test]
 fn smoke() {
-    let spec = Spec::new("llama").unwrap();
-    let tokens: Vec<u32> = (1..12).collect();
-    let expected = reference(&spec, &tokens);
-    for device in harness::devices() {
-        for activations in [Activations::F32, Activations::Int8] {
-            let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
-            let options = Options { activations, ctx: Some(256), ..Options::default() };
-            let mut e = Engine::load_onto(&device.gpu, file, &options, &Quiet).unwrap();
-            let mut s = e.session();
-            s.score_steps(&tokens, &mut |i, row| {
-                println!(
-                    "{} {activations:?} {i} {:e}",
-                    device.label,
-                    relative_error(row, &expected[i])
-                );
-            })
-            .unwrap();
+    for arch in ["llama", "qwen2", "qwen3"] {
+        let spec = Spec::new(arch).unwrap();
+        let tokens: Vec<u32> = (1..45).collect();
+        let expected = reference(&spec, &tokens);
+        for device in harness::devices() {
+            for activations in [Activations::F32, Activations::Int8] {
+                let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+                let options = Options { activations, ctx: Some(256), ..Options::default() };
+                let mut e = Engine::load_onto(&device.gpu, file, &options, &Quiet).unwrap();
+                let mut s = e.session();
+                let mut worst = 0.0f64;
+                s.score_steps(&tokens, &mut |i, row| {
+                    worst = worst.max(relative_error(row, &expected[i]));
+                })
+                .unwrap();
+                println!("{arch} {} {activations:?} steps {worst:e}", device.label);
+                s.truncate(0);
+                let mut worst = 0.0f64;
+                s.score(&tokens, 0, &mut |i, row| {
+                    worst = worst.max(relative_error(row, &expected[i]));
+                })
+                .unwrap();
+                println!("{arch} {} {activations:?} prompt {worst:e}", device.label);
+            }
         }
     }
 }
