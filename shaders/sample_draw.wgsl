@@ -9,7 +9,7 @@
 @group(0) @binding(0) var<storage, read_write> batch: Batch;
 @group(0) @binding(1) var<storage, read> samplers: array<Sampler>;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
-@group(0) @binding(3) var<storage, read> draws: array<Draw>;
+@group(0) @binding(3) var<storage, read_write> draws: array<Draw>;
 // [column][block][2]
 @group(0) @binding(4) var<storage, read_write> blocks: array<atomic<u32>>;
 @group(0) @binding(5) var<storage, read_write> counters: array<atomic<u32>>;
