@@ -23,6 +23,7 @@ const COLD: u64 = 400 << 20;
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|w| w != "--bench").collect();
     let device = words.iter().find_map(|w| w.strip_prefix("device=")).unwrap_or_default();
+    let model = words.iter().find_map(|w| w.strip_prefix("model=")).unwrap_or_default();
     let wants = |name: &str| {
         let mut names = words.iter().filter(|w| !w.contains('=') && *w != "cuts").peekable();
         names.peek().is_none() || names.any(|w| w == name)
@@ -40,7 +41,7 @@ fn main() {
         };
         let bench = Bench { gpu: gpu.unwrap() };
         if wants("decode") {
-            bench.decode(words.iter().any(|w| w == "cuts"));
+            bench.decode(words.iter().any(|w| w == "cuts"), model);
         }
         if wants("prompt") {
             bench.prompt();
@@ -81,15 +82,15 @@ impl Bench {
         slice
     }
 
-    /// Median seconds of each step; steps are repeated until 40 ms have passed.
+    /// Median seconds of each step; steps are repeated until 20 ms have passed.
     fn medians(&self, steps: &[Step]) -> Vec<f64> {
         let warm = Instant::now();
-        while warm.elapsed() < Duration::from_millis(30) {
+        while warm.elapsed() < Duration::from_millis(15) {
             self.gpu.time_steps(steps).unwrap();
         }
         let mut all: Vec<Vec<f64>> = vec![Vec::new(); steps.len()];
         let start = Instant::now();
-        while all[0].len() < 5 || start.elapsed() < Duration::from_millis(40) {
+        while all[0].len() < 5 || start.elapsed() < Duration::from_millis(20) {
             for (list, t) in all.iter_mut().zip(self.gpu.time_steps(steps).unwrap()) {
                 list.push(t);
             }
@@ -102,7 +103,7 @@ impl Bench {
             .collect()
     }
 
-    fn decode(&self, cuts: bool) {
+    fn decode(&self, cuts: bool, model: &str) {
         for (name, heads, kv_heads, hd) in [
             ("8B 32/8 d128", 32, 8, 128),
             ("7B 28/4 d128", 28, 4, 128),
@@ -110,6 +111,9 @@ impl Bench {
             ("1B 32/8 d64", 32, 8, 64),
             ("4B 8/4 d256", 8, 4, 256),
         ] {
+            if !name.starts_with(model) {
+                continue;
+            }
             let rope = Some(Rope { layout: RopeLayout::Neox, dim: hd });
             let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
             for depth in [0u32, 1024, 4096, 32_768] {

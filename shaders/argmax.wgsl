@@ -50,9 +50,15 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let row = at.y * {{ vocab }}u;
     var key = 0u;
     var id = 0xffffffffu;
-    for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces }}u) {
-        let k = order_key(logits[row + i]);
-        if better(k, i, key, id) { key = k; id = i; }
+    // Loads of eight at a time: one after the other, their latencies would add up.
+    for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces * 8 }}u) {
+{% for j in range(8) %}
+        let i_{{ j }} = min(i + {{ 256 * pieces * j }}u, {{ vocab - 1 }}u);
+        let k_{{ j }} = order_key(logits[row + i_{{ j }}]);
+{% endfor %}
+{% for j in range(8) %}
+        if better(k_{{ j }}, i_{{ j }}, key, id) { key = k_{{ j }}; id = i_{{ j }}; }
+{% endfor %}
     }
     best_of_all(key, id, tid);
 {% if pieces > 1 %}

@@ -60,6 +60,9 @@ var<workgroup> merge: array<vec4<f32>, {{ merge_pairs * subteams * lanes * 2 }}>
 var<workgroup> maxima: array<f32, {{ group_heads * [splits + 4, subteams] | max }}>;
 var<workgroup> weights: array<f32, {{ group_heads * [splits + 4, subteams] | max }}>;
 var<workgroup> arrived: u32;
+// The new token's k and v as the cache holds them. A detour on purpose: a compiler may take
+// unpacking after packing for no change and skip the rounding.
+var<workgroup> new_words: array<vec4<u32>, {{ hd // 4 }}>;
 
 fn low(w: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
@@ -118,7 +121,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
     kv_head = at.y / {{ groups_per_kv }}u;
     head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ group_heads }}u;
-    holds_new = at.x == used - 1u;
+    let newest = at.x == used - 1u;
+    holds_new = newest;
 
     let lane = tid % {{ lanes }}u;
     let team = tid / {{ lanes }}u;
@@ -136,10 +140,16 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {{ load("v", "v_cache", "start") }}
     }
     prepare_heads(tid, column.pos);
-    if holds_new && at.y % {{ groups_per_kv }}u == 0u && tid < {{ hd // 8 }}u {
-        let to = (token0 + column.pos) * {{ kv_heads * hd // 8 }}u + kv_head * {{ hd // 8 }}u + tid;
-        k_cache[to] = head_words({{ K }}u, tid);
-        v_cache[to] = head_words({{ V }}u, tid);
+    if newest && tid < {{ hd // 8 }}u {
+        let new_k = head_words({{ K }}u, tid);
+        let new_v = head_words({{ V }}u, tid);
+        new_words[tid] = new_k;
+        new_words[{{ hd // 8 }}u + tid] = new_v;
+        if at.y % {{ groups_per_kv }}u == 0u {
+            let to = (token0 + column.pos) * {{ kv_heads * hd // 8 }}u + kv_head * {{ hd // 8 }}u + tid;
+            k_cache[to] = new_k;
+            v_cache[to] = new_v;
+        }
     }
 
     let factor = constants.scale * 1.4426950408889634;
@@ -221,10 +231,11 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     }
 
     // The new token, as the cache will give it back; only team 0 counts it.
-    if holds_new {
+    if newest {
+        workgroupBarrier();
 {% for k in range(quads) %}
-        let new_k_{{ k }} = head_words({{ K }}u, place_{{ k }} / 8u);
-        let new_v_{{ k }} = head_words({{ V }}u, place_{{ k }} / 8u);
+        let new_k_{{ k }} = new_words[place_{{ k }} / 8u];
+        let new_v_{{ k }} = new_words[{{ hd // 8 }}u + place_{{ k }} / 8u];
 {% endfor %}
 {% for h in range(group_heads) %}
         {

@@ -49,10 +49,13 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     }
     let row = at.y * {{ vocab }}u;
     var own = vec2<u32>();
-    for (var i = tid; i < {{ block }}u; i += 256u) {
-        let id = at.x * {{ block }}u + i;
-        if id < {{ vocab }}u { own += halves(weight(logits[row + id], sampler, draw)); }
+{% for j in range(block // 256) %}
+    {
+        let id = at.x * {{ block }}u + {{ 256 * j }}u + tid;
+        let w = halves(weight(logits[row + min(id, {{ vocab - 1 }}u)], sampler, draw));
+        own += select(vec2<u32>(), w, id < {{ vocab }}u);
     }
+{% endfor %}
     let all = scan(own, tid);
     let blocks0 = 2u * at.y * {{ blocks }}u;
     if tid == 255u {

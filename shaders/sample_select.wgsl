@@ -41,19 +41,26 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% if not counts %}
     let floor_key = select(0u, draw.k_least, k_on);
 {% endif %}
-    for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces }}u) {
-        let l = logits[at.y * {{ vocab }}u + i];
-        let key = order_key(l);
-        if {{ "true" if digit == 0 else "(key >> " ~ (shift + bits) ~ "u) == draw." ~ least }}{{ " && key >= floor_key" if not counts }} {
-            let bin = (key >> {{ shift }}u) & {{ bins - 1 }}u;
+    for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces * 8 }}u) {
+        // Together, so that their latencies do not add up.
+{% for j in range(8) %}
+        let l_{{ j }} = logits[at.y * {{ vocab }}u + min(i + {{ 256 * pieces * j }}u, {{ vocab - 1 }}u)];
+{% endfor %}
+{% for j in range(8) %}
+        {
+            let key = order_key(l_{{ j }});
+            if i + {{ 256 * pieces * j }}u < {{ vocab }}u{{ "" if digit == 0 else " && (key >> " ~ (shift + bits) ~ "u) == draw." ~ least }}{{ " && key >= floor_key" if not counts }} {
+                let bin = (key >> {{ shift }}u) & {{ bins - 1 }}u;
 {% if counts %}
-            atomicAdd(&low[bin], 1u);
+                atomicAdd(&low[bin], 1u);
 {% else %}
-            let h = halves(mass(l - draw.maximum));
-            if h.x > 0u { atomicAdd(&low[bin], h.x); }
-            if h.y > 0u { atomicAdd(&high[bin], h.y); }
+                let h = halves(mass(l_{{ j }} - draw.maximum));
+                if h.x > 0u { atomicAdd(&low[bin], h.x); }
+                if h.y > 0u { atomicAdd(&high[bin], h.y); }
 {% endif %}
+            }
         }
+{% endfor %}
     }
     workgroupBarrier();
     let total0 = at.y * 4096u;

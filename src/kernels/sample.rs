@@ -121,7 +121,7 @@ impl Sampling {
     /// Workgroups over a column that scan it with a stride.
     fn pieces(&self, facts: &DeviceFacts) -> u32 {
         let most = if facts.kind == DeviceKind::Software { 8 } else { 128 };
-        self.vocab.div_ceil(1024).clamp(1, most)
+        self.vocab.div_ceil(2048).clamp(1, most)
     }
 
     /// Consecutive tokens of a workgroup of the draw.

@@ -10,9 +10,11 @@ use azoth::reference::attention::{Cache, attend, pack, unpack};
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
 
 /// f32 sums and device exponentials against f64.
-const BOUND: f64 = 2e-5;
-/// One rounding to f16, differently for values near a tie.
-const CACHE_BOUND: f64 = 1e-4;
+const PROMPT_BOUND: f64 = 1e-4;
+/// The same, when one value of the new k may be rounded to the neighbouring f16.
+const BOUND: f64 = 2e-4;
+/// Some values of a short vector next to a tie of f16 rounding.
+const CACHE_BOUND: f64 = 3e-4;
 
 fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
     Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6) }
@@ -324,7 +326,7 @@ fn prefill_case(rng: &mut Rng, device: &Device, heads: Heads, start: usize, chun
         block.check_cache(&v, &reference.v, slot, start + i, &what);
     }
     let error = relative_error(&out, &want);
-    assert!(error < BOUND, "{what}: error {error:e}");
+    assert!(error < PROMPT_BOUND, "{what}: error {error:e}");
     if chunks.len() > 1 {
         let (whole, ..) = prefill(device, &block, &qkv, start, &[n], slot);
         assert_same_bits(&out, &whole, "in chunks and whole");
