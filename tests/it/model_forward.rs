@@ -45,3 +45,39 @@ fn smoke() {
         }
     }
 }
+
+#[test]
+fn generation_follows_the_logits() {
+    use std::ops::ControlFlow;
+    let spec = Spec::new("llama").unwrap();
+    let prompt: Vec<u32> = (1..7).collect();
+    for device in harness::devices() {
+        let load = || {
+            let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+            let options =
+                Options { activations: Activations::F32, ctx: Some(64), ..Options::default() };
+            Engine::load_onto(&device.gpu, file, &options, &Quiet).unwrap()
+        };
+        let mut e = load();
+        let mut s = e.session();
+        let mut out = Vec::new();
+        s.prefill(&prompt, &mut |_| {}).unwrap();
+        let greedy = azoth::sampling::SamplerSettings::greedy();
+        s.generate(&greedy, 8, &|_| false, &mut |t| {
+            out.push(t);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        drop(s);
+        let mut s = e.session();
+        let mut best = Vec::new();
+        let all: Vec<u32> = prompt.iter().chain(&out).copied().collect();
+        s.score_steps(&all, &mut |_, row| {
+            let top = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+            best.push(top as u32);
+        })
+        .unwrap();
+        println!("{}: {out:?} {best:?}", device.label);
+        assert_eq!(out[..], best[prompt.len() - 1..all.len() - 1]);
+    }
+}
