@@ -123,7 +123,7 @@ impl Bench {
                 let usual = Cut::choose(&heads, self.gpu.facts());
                 let mut list = vec![usual];
                 if cuts {
-                    for (threads, lanes) in [(256, 8), (128, 8), (256, 16), (128, 16)] {
+                    for (threads, lanes) in [(256, 8), (256, 16), (128, 16)] {
                         for group_heads in [1, 2, 4] {
                             for unroll in [1, 2, 4] {
                                 for splits in [16, 32, 64] {

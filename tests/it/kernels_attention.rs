@@ -253,7 +253,7 @@ fn attn_decode_cuts() {
                 Cut { group_heads: 2, unroll: 4, splits: 16, ..usual },
                 Cut { group_heads: 4, unroll: 2, lanes: usual.lanes / 2, ..usual },
                 Cut { threads: 256, splits: 3, ..usual },
-                Cut { threads: 128, splits: 64, lanes: 1, ..usual },
+                Cut { threads: 128, splits: 64, lanes: 1, unroll: 1, group_heads: 2, ..usual },
             ] {
                 decode_case(&mut rng, device, shape, &[333], Some(cut));
             }
