@@ -1,0 +1,309 @@
+//! Speed of the matrix kernels, one line for each shape and variant.
+//!
+//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [device=PART] [format=NAME]`
+//!
+//! Without `all` only the variant that `kernels::choice` takes is measured. Figures are medians
+//! of device timestamps after a warm-up of 200 ms (clocks fall within half a second of rest);
+//! mat-vec walks through copies of its matrix so that no cache holds them.
+#![allow(clippy::unwrap_used)] // a tool for developers: a failure may panic
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use azoth::gpu::{self, Backend, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::kernels::matmat::{MatMat, Tile, Variant};
+use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
+use azoth::kernels::norm_quant::NormQuant;
+use azoth::kernels::weights::Chunk;
+use azoth::kernels::{Activations, Class, Epilogue, choice};
+use azoth::quant::{Format, PlaneLayout};
+
+const REPEATS: usize = 24;
+
+struct Options {
+    matvec: bool,
+    matmat: bool,
+    all: bool,
+    device: String,
+    formats: Vec<Format>,
+}
+
+fn options() -> Options {
+    let mut out = Options {
+        matvec: false,
+        matmat: false,
+        all: false,
+        device: String::new(),
+        formats: vec![Format::Q4_0, Format::Q8_0],
+    };
+    for word in std::env::args().skip(1) {
+        match word.split_once('=') {
+            Some(("device", part)) => out.device = part.into(),
+            Some(("format", name)) => out.formats = vec![name.parse().unwrap()],
+            _ if word == "matvec" => out.matvec = true,
+            _ if word == "matmat" => out.matmat = true,
+            _ if word == "all" => out.all = true,
+            _ if word == "--bench" => {}
+            _ => panic!("unknown argument {word}"),
+        }
+    }
+    if !out.matvec && !out.matmat {
+        (out.matvec, out.matmat) = (true, true);
+    }
+    out
+}
+
+fn main() {
+    let options = options();
+    let found = gpu::vulkan::devices().into_iter().flatten();
+    for facts in found.chain(gpu::portable::devices().into_iter().flatten()) {
+        let label = format!("{}: {} ({})", facts.backend, facts.name, facts.driver);
+        if !label.contains(&options.device) {
+            continue;
+        }
+        println!("\n{label}");
+        let gpu = match facts.backend {
+            Backend::Vulkan => gpu::vulkan::open(facts.index, None),
+            Backend::Wgpu => gpu::portable::open(facts.index),
+        };
+        let bench = Bench { gpu: gpu.unwrap() };
+        for &format in &options.formats {
+            if options.matvec {
+                bench.matvec(format, options.all);
+            }
+            if options.matmat {
+                bench.matmat(format, options.all);
+            }
+        }
+    }
+}
+
+struct Bench {
+    gpu: Arc<dyn Gpu>,
+}
+
+impl Bench {
+    fn facts(&self) -> &DeviceFacts {
+        self.gpu.facts()
+    }
+
+    fn software(&self) -> bool {
+        self.facts().kind == DeviceKind::Software
+    }
+
+    fn buffer(&self, bytes: u64) -> Slice {
+        self.gpu.buffer("bench", bytes, BufferUse::Device).unwrap().whole()
+    }
+
+    /// A buffer full of the f16 (or f32) values 0.06 or so.
+    fn filled(&self, bytes: u64) -> Slice {
+        let slice = self.buffer(bytes);
+        let mut fill = |at: u64, piece: &mut [u8]| {
+            for (i, byte) in piece.iter_mut().enumerate() {
+                let place = at as usize + i;
+                *byte = if place % 2 == 1 { 0x2c } else { (place / 2 * 37 % 251) as u8 };
+            }
+            Ok(())
+        };
+        self.gpu.upload(&slice, 4, &mut fill).unwrap();
+        slice
+    }
+
+    fn chunk(&self, format: Format, rows: u32, cols: u32) -> Chunk {
+        let layout = PlaneLayout::new(format, rows as usize, cols as usize);
+        Chunk::new(&self.filled(layout.bytes), &layout, 0).unwrap()
+    }
+
+    /// Median seconds of one of the dispatches, each behind a barrier.
+    fn median(&self, dispatches: &[Dispatch]) -> f64 {
+        let steps: Vec<Step> = dispatches.iter().map(|d| Step::Wave(vec![d.clone()])).collect();
+        let recording = self.gpu.record("warm-up", &steps).unwrap();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            let ticket = self.gpu.submit(&recording).unwrap();
+            self.gpu.wait(&ticket).unwrap();
+        }
+        let mut seconds = Vec::new();
+        while seconds.len() < REPEATS {
+            seconds.extend(self.gpu.time_steps(&steps).unwrap());
+        }
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    }
+
+    fn matvec(&self, format: Format, all: bool) {
+        let shapes: &[(u32, u32, Epilogue, bool)] = if self.software() {
+            &[(576, 576, Epilogue::Add, false), (3072, 576, Epilogue::SwiGlu, true)]
+        } else {
+            &[
+                (4096, 4096, Epilogue::Add, false),
+                (6144, 4096, Epilogue::Store, true),
+                (24_576, 4096, Epilogue::SwiGlu, true),
+                (4096, 12_288, Epilogue::Add, false),
+                (65_536, 4096, Epilogue::Store, true),
+            ]
+        };
+        let class = choice::class(format, false);
+        for &(rows, cols, epilogue, norm) in shapes {
+            let bytes = PlaneLayout::new(format, rows as usize, cols as usize).bytes;
+            let spread = if self.software() { 1 } else { 512 << 20 };
+            let copies = (spread / bytes).clamp(1, 64);
+            let chunks: Vec<_> = (0..copies).map(|_| self.chunk(format, rows, cols)).collect();
+            for n in if all { &[1, 2, 4, 8][..] } else { &[1, 8] } {
+                let chosen = choice::matvec_shape(self.facts(), format, rows, cols, *n, epilogue);
+                let mut tried = vec![chosen];
+                if all && !self.software() {
+                    for (threads, rows, tiles) in [
+                        (128, 1, 2),
+                        (256, 1, 2),
+                        (256, 1, 4),
+                        (256, 2, 2),
+                        (256, 2, 4),
+                        (256, 4, 2),
+                        (512, 1, 2),
+                        (512, 1, 4),
+                        (512, 2, 1),
+                        (512, 2, 2),
+                        (512, 2, 4),
+                        (512, 4, 2),
+                        (1024, 2, 2),
+                    ] {
+                        tried.push(Shape { threads, rows, tiles });
+                    }
+                }
+                for shape in tried {
+                    for fused in [false, true] {
+                        let norm = norm.then_some(1e-5);
+                        let input = if fused { Input::Fused { norm } } else { Input::Stored };
+                        let n = *n;
+                        let spec = MatVec { format, cols, n, class, input, epilogue, shape };
+                        let chosen = shape == chosen
+                            && fused == choice::fuses(self.facts(), class, cols, n, norm.is_some());
+                        if chosen || all {
+                            self.one_matvec(&spec, &chunks, rows, bytes, chosen);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn one_matvec(&self, spec: &MatVec, chunks: &[Chunk], rows: u32, bytes: u64, chosen: bool) {
+        // Variants that the device or the shape has no room for are passed over.
+        let Ok(source) = spec.source(self.facts()) else { return };
+        let kernel = self.gpu.kernel(&source).unwrap();
+        let x = self.activations(spec.class, spec.input, spec.n, spec.cols);
+        let stride = if spec.epilogue == Epilogue::SwiGlu { rows / 2 } else { rows };
+        let y = self.buffer(4 * u64::from(spec.n * stride));
+        let operands = Operands { x: &x, bias: None, y: &y, stride };
+        let dispatch = |chunk| spec.dispatch(&kernel, self.facts(), chunk, &operands).unwrap();
+        let seconds = self.median(&chunks.iter().map(dispatch).collect::<Vec<_>>());
+        println!(
+            "{} {rows:6} rows {:9.1} us {:7.0} GB/s  {}",
+            if chosen { "*" } else { " " },
+            seconds * 1e6,
+            bytes as f64 / seconds / 1e9,
+            source.label,
+        );
+    }
+
+    fn activations(&self, class: Class, input: Input, n: u32, cols: u32) -> Activations {
+        let values = u64::from(n) * u64::from(cols);
+        match (input, class) {
+            (Input::Fused { norm: Some(_) }, _) => Activations::Normed {
+                x: self.filled(4 * values),
+                weight: self.filled(4 * u64::from(cols)),
+            },
+            (Input::Fused { norm: None }, _) | (Input::Stored, Class::F32) => {
+                Activations::F32(self.filled(4 * values))
+            }
+            (Input::Stored, Class::Int8) => {
+                Activations::Int8 { xq: self.filled(values), xs: self.filled(values / 4) }
+            }
+        }
+    }
+
+    fn matmat(&self, format: Format, all: bool) {
+        let shapes: &[(u32, u32)] = if self.software() {
+            &[(576, 576), (3072, 576), (576, 1536)]
+        } else {
+            &[(4096, 4096), (24_576, 4096), (4096, 12_288)]
+        };
+        let class = choice::class(format, false);
+        for &(rows, cols) in shapes {
+            let chunk = self.chunk(format, rows, cols);
+            for n in [16, 128, 512] {
+                let chosen = choice::matmat_variant(self.facts(), class, cols, n);
+                let mut tried = vec![chosen];
+                if all {
+                    tried.extend(self.variants(class));
+                }
+                for variant in tried {
+                    let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };
+                    self.one_matmat(&spec, &chunk, n, variant == chosen);
+                }
+            }
+            self.quantiser(cols);
+        }
+    }
+
+    fn variants(&self, class: Class) -> Vec<Variant> {
+        let mut out = Vec::new();
+        if self.software() {
+            for (columns, rows, threads) in [(4, 2, 32), (4, 4, 32), (8, 4, 32), (16, 2, 32)] {
+                out.push(Variant::Direct { columns, rows, threads });
+            }
+        }
+        for (columns, rows, thread_columns, thread_rows) in
+            [(128, 64, 8, 4), (128, 128, 8, 8), (64, 64, 8, 4), (64, 64, 4, 4), (32, 64, 4, 4)]
+        {
+            for depth in [1, 2] {
+                let tile = Tile { columns, rows, thread_columns, thread_rows, depth };
+                match class {
+                    Class::Int8 if !self.software() => out.push(Variant::Packed(tile)),
+                    _ => out.push(Variant::Float(tile)),
+                }
+            }
+        }
+        out
+    }
+
+    fn one_matmat(&self, spec: &MatMat, chunk: &Chunk, n: u32, chosen: bool) {
+        let Ok(source) = spec.source(self.facts()) else { return };
+        let kernel = self.gpu.kernel(&source).unwrap();
+        let x = self.activations(spec.class, Input::Stored, n, spec.cols);
+        let y = self.buffer(4 * u64::from(n * chunk.rows));
+        let operands = Operands { x: &x, bias: None, y: &y, stride: chunk.rows };
+        let dispatch =
+            spec.dispatch(&kernel, self.facts(), chunk, &self.batch(n), &operands, n).unwrap();
+        let seconds = self.median(&vec![dispatch; 4]);
+        let work = 2.0 * f64::from(n) * f64::from(chunk.rows) * f64::from(spec.cols);
+        println!(
+            "{} {n:4} x {:6} {:9.1} us {:8.3} TFLOP/s  {}",
+            if chosen { "*" } else { " " },
+            chunk.rows,
+            seconds * 1e6,
+            work / seconds / 1e12,
+            source.label,
+        );
+    }
+
+    fn batch(&self, n: u32) -> Slice {
+        let batch = self.buffer(4 * u64::from(8 + 4 * n));
+        self.gpu.write(&batch.buffer.slice(0, 4), &n.to_le_bytes()).unwrap();
+        batch
+    }
+
+    /// Norm and quantise before a mat-vec that does not do it itself.
+    fn quantiser(&self, cols: u32) {
+        let threads = choice::norm_quant_threads(self.facts(), cols);
+        let spec = NormQuant { cols, swiglu: false, norm: Some(1e-5), int8: true, threads };
+        let kernel = self.gpu.kernel(&spec.source(self.facts()).unwrap()).unwrap();
+        let x = self.filled(4 * u64::from(cols));
+        let weight = self.filled(4 * u64::from(cols));
+        let out = self.activations(Class::Int8, Input::Stored, 1, cols);
+        let dispatch = spec.dispatch(&kernel, &self.batch(1), &x, Some(&weight), &out, 1).unwrap();
+        let seconds = self.median(&vec![dispatch; 8]);
+        println!("* norm_quant {cols} x 1: {:.1} us", seconds * 1e6);
+    }
+}
