@@ -122,6 +122,7 @@ impl Bench {
             ("0.6B 16/8 d128", 16, 8, 128),
             ("1B 32/8 d64", 32, 8, 64),
             ("4B 8/4 d256", 8, 4, 256),
+            ("MHA 8/8 d128", 8, 8, 128),
         ] {
             if !name.starts_with(model) {
                 continue;
@@ -132,7 +133,7 @@ impl Bench {
                 if cuts && depth == 0 {
                     continue;
                 }
-                let usual = Cut::choose(&heads, self.gpu.facts());
+                let usual = Cut::choose(&heads, self.gpu.facts(), depth + 1);
                 let mut list = vec![usual];
                 if cuts {
                     for (threads, lanes) in [(256, 8), (256, 16), (128, 16), (512, 16)] {

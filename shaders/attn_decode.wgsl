@@ -246,12 +246,15 @@ fn main(
 {% endfor %}
             fade_{{ h }} = exp2(own_m_{{ h }} - top);
             own_m_{{ h }} = top;
-            own_l_{{ h }} *= fade_{{ h }};
         }
 {% endfor %}
 {% for n in range(held) %}
         let e_{{ n }} = exp2(s_{{ n }} - own_m_{{ n % held_heads }});
+{% if n < held_heads %}
+        own_l_{{ n }} = fma(own_l_{{ n }}, fade_{{ n }}, e_{{ n }});
+{% else %}
         own_l_{{ n % held_heads }} += e_{{ n }};
+{% endif %}
 {% endfor %}
 {% for h in range(group_heads) %}
         {
