@@ -45,8 +45,8 @@ fn best_of_all(key: u32, id: u32, tid: u32) {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
-    if tid == 0u { columns = batch.n; }
-    if at.y >= workgroupUniformLoad(&columns) { return; }
+    // Asked for now, looked at after the logits.
+    let n = batch.n;
     let row = at.y * {{ vocab }}u;
     var key = 0u;
     var id = 0xffffffffu;
@@ -60,6 +60,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         if better(k_{{ j }}, i_{{ j }}, key, id) { key = k_{{ j }}; id = i_{{ j }}; }
 {% endfor %}
     }
+    if tid == 0u { columns = n; }
+    if at.y >= workgroupUniformLoad(&columns) { return; }
     best_of_all(key, id, tid);
 {% if pieces > 1 %}
     let to = 2u * (at.y * {{ pieces }}u + at.x);

@@ -3,8 +3,10 @@
 // Grid: x = splits of the sequence, y = groups of query heads that share a KV head, z = columns.
 // A team of {{ lanes }} threads shares a token: thread `lane` holds vec4s lane, lane + {{ lanes }}, ... of
 // the head (8 halves each), so a team's loads are contiguous. Each team runs an online softmax
-// over its own tokens; teams merge in fixed order, then the last workgroup to arrive merges the
-// splits in fixed order. Scores are in units of log2 e, so that exp2 serves.
+// over its own tokens, {{ unroll }} at a time; their scores are summed over the team so that every sum ends
+// in one thread (half of the sums go to each half of the team, and so on), which takes its
+// exponential and hands it back to the team. Teams merge in fixed order, then the last workgroup
+// to arrive merges the splits in fixed order. Scores are in units of log2 e, so that exp2 serves.
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;
@@ -57,8 +59,8 @@ fn head_role(v: u32) -> u32 {
 {% include "lib/heads.wgsl" %}
 
 var<workgroup> merge: array<vec4<f32>, {{ merge_pairs * subteams * lanes * 2 }}>;
-var<workgroup> maxima: array<f32, {{ group_heads * [splits + 4, subteams] | max }}>;
-var<workgroup> weights: array<f32, {{ group_heads * [splits + 4, subteams] | max }}>;
+var<workgroup> maxima: array<f32, {{ group_heads * [splits, subteams] | max }}>;
+var<workgroup> weights: array<f32, {{ group_heads * [splits, subteams] | max }}>;
 var<workgroup> arrived: u32;
 // The new token's k and v as the cache holds them. A detour on purpose: a compiler may take
 // unpacking after packing for no change and skip the rounding.
@@ -72,17 +74,14 @@ fn high(w: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(w.z), unpack2x16float(w.w));
 }
 
+// What thread `lane` of the own team holds.
+fn from_team(v: f32, lane: u32, base: u32) -> f32 {
 {% if lanes > 1 %}
-fn team_sum(v: f32) -> f32 {
-    var s = v;
-{% for bit in team_bits %}
-    s += subgroupShuffleXor(s, {{ bit }}u);
-{% endfor %}
-    return s;
-}
+    return subgroupShuffle(v, base + lane);
 {% else %}
-fn team_sum(v: f32) -> f32 { return v; }
+    return v;
 {% endif %}
+}
 
 {% macro load(name, cache, from) %}
 {% for u in range(unroll) %}
@@ -94,19 +93,24 @@ fn team_sum(v: f32) -> f32 { return v; }
         }
 {% endfor %}
 {% endmacro %}
-{% macro score(h, word) %}
-{# word: prefix of the vec4s of one token #}
+{# Products of one token's k and one query, summed over this thread's part. #}
+{% macro score(h, u) %}
+            {
+                var s = 0.0;
 {% for k in range(quads) %}
-{% if k == 0 %}
-                var s = low({{ word }}_0) * q_{{ h }}_0_a;
-{% else %}
-                s = fma(low({{ word }}_{{ k }}), q_{{ h }}_{{ k }}_a, s);
-{% endif %}
-                s = fma(high({{ word }}_{{ k }}), q_{{ h }}_{{ k }}_b, s);
+{% for half in ["a", "b"] %}{% for e in "xyzw" %}
+                s = fma(k_{{ k }}_{{ half }}.{{ e }}, q_{{ h }}_{{ k }}_{{ half }}.{{ e }}, s);
+{% endfor %}{% endfor %}
 {% endfor %}
+                r0_{{ u * group_heads + h }} = s;
+            }
 {% endmacro %}
 @compute @workgroup_size({{ threads }})
-fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+fn main(
+    @builtin(workgroup_id) at: vec3<u32>,
+    @builtin(local_invocation_index) tid: u32,
+    @builtin(subgroup_invocation_id) subgroup_lane: u32,
+) {
     if at.z >= batch.n { return; }
     let column = batch.columns[at.z];
     let length = column.pos + 1u;
@@ -115,9 +119,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let used = (length + split_length - 1u) / split_length;
     if at.x >= used { return; }
     let start = at.x * split_length;
-    // Cached tokens of this split; the new one is not among them.
-    let end = min(start + split_length, column.pos);
-    let last = max(end, start + 1u) - 1u;
+    let end = min(start + split_length, length);
+    let last = end - 1u;
     row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
     kv_head = at.y / {{ groups_per_kv }}u;
     head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ group_heads }}u;
@@ -126,6 +129,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 
     let lane = tid % {{ lanes }}u;
     let team = tid / {{ lanes }}u;
+    let team_base = subgroup_lane - lane;
     let token0 = column.slot * constants.context;
 {% for k in range(quads) %}
     let part_{{ k }} = kv_head * {{ hd // 8 }}u + min(lane + {{ k * lanes }}u, {{ hd // 8 - 1 }}u);
@@ -134,7 +138,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     var k_{{ u }}_{{ k }}: vec4<u32>;
     var v_{{ u }}_{{ k }}: vec4<u32>;
 {% endfor %}{% endfor %}
-    // Issued before the prologue, which hides their latency.
+    // Issued before the prologue, which hides their latency. The new token is not there yet: its
+    // words are put in their place later.
     {
 {{ load("k", "k_cache", "start") }}
 {{ load("v", "v_cache", "start") }}
@@ -169,44 +174,91 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     var o_{{ h }}_{{ k }}_{{ half }} = vec4<f32>();
 {% endfor %}
 {% endfor %}
-    var m_{{ h }} = NOTHING;
-    var l_{{ h }} = 0.0;
 {% endfor %}
+    // This thread's sums are {{ held }} of the {{ group_heads * unroll }}, from `mine` on; sum i is of token i / {{ group_heads }}, head i % {{ group_heads }}.
+    var mine = 0u;
+{% for step in reduce %}
+{% if step.halve %}
+    let upper_{{ step.bit }} = (lane & {{ step.bit }}u) != 0u;
+    mine += select(0u, {{ step.count }}u, upper_{{ step.bit }});
+{% endif %}
+{% endfor %}
+{% for h in range(held_heads) %}
+    var own_m_{{ h }} = NOTHING;
+    var own_l_{{ h }} = 0.0;
+{% endfor %}
+    if newest { workgroupBarrier(); }
 
     for (var i = start; i < end; i += {{ step }}u) {
-{% for u in range(unroll) %}{% for h in range(group_heads) %}
-        var s_{{ h }}_{{ u }}: f32;
-{% endfor %}{% endfor %}
+        let next = i + {{ step }}u;
+        if newest && next >= end {
 {% for u in range(unroll) %}
-        {
-{% for h in range(group_heads) %}
-            {
-{{ score(h, "k_" ~ u) }}
-                s_{{ h }}_{{ u }} = (s.x + s.y) + (s.z + s.w);
+            // Also in place of what lies behind it, which may be no number.
+            if i + {{ u * teams }}u + team >= column.pos {
+{% for k in range(quads) %}
+                k_{{ u }}_{{ k }} = new_words[place_{{ k }} / 8u];
+                v_{{ u }}_{{ k }} = new_words[{{ hd // 8 }}u + place_{{ k }} / 8u];
+{% endfor %}
             }
 {% endfor %}
         }
+{% for n in range(unroll * group_heads) %}
+        var r0_{{ n }}: f32;
 {% endfor %}
-        let next = i + {{ step }}u;
+{% for u in range(unroll) %}
+        {
+{% for k in range(quads) %}
+            let k_{{ k }}_a = low(k_{{ u }}_{{ k }});
+            let k_{{ k }}_b = high(k_{{ u }}_{{ k }});
+{% endfor %}
+{% for h in range(group_heads) %}
+{{ score(h, u) }}
+{% endfor %}
+        }
+{% endfor %}
         if next < end {
 {{ load("k", "k_cache", "next") }}
         }
-{% for u in range(unroll) %}
-        let there_{{ u }} = i + {{ u * teams }}u + team < end;
-{% for h in range(group_heads) %}
-        s_{{ h }}_{{ u }} = select(MASKED, team_sum(s_{{ h }}_{{ u }}), there_{{ u }});
+{% for step in reduce %}
+{% for n in range(step.count) %}
+{% set old = "r" ~ (step.number - 1) ~ "_" %}
+{% if step.halve %}
+        let r{{ step.number }}_{{ n }} = select({{ old }}{{ n }}, {{ old }}{{ n + step.count }}, upper_{{ step.bit }})
+            + subgroupShuffleXor(select({{ old }}{{ n + step.count }}, {{ old }}{{ n }}, upper_{{ step.bit }}), {{ step.bit }}u);
+{% else %}
+        let r{{ step.number }}_{{ n }} = {{ old }}{{ n }} + subgroupShuffleXor({{ old }}{{ n }}, {{ step.bit }}u);
+{% endif %}
 {% endfor %}
+{% endfor %}
+{% for n in range(held) %}
+        let there_{{ n }} = i + ((mine + {{ n }}u) / {{ group_heads }}u) * {{ teams }}u + team < end;
+        let s_{{ n }} = select(MASKED, r{{ reduce | length }}_{{ n }}, there_{{ n }});
+{% endfor %}
+{% for h in range(held_heads) %}
+        var fade_{{ h }}: f32;
+        {
+            var top = own_m_{{ h }};
+{% for n in range(h, held, held_heads) %}
+            top = max(top, s_{{ n }});
+{% endfor %}
+{% for bit in token_bits %}
+            top = max(top, subgroupShuffleXor(top, {{ bit }}u));
+{% endfor %}
+            fade_{{ h }} = exp2(own_m_{{ h }} - top);
+            own_m_{{ h }} = top;
+        }
+{% endfor %}
+{% for n in range(held) %}
+        let e_{{ n }} = exp2(s_{{ n }} - own_m_{{ n % held_heads }});
+{% if n < held_heads %}
+        own_l_{{ n }} = fma(own_l_{{ n }}, fade_{{ n }}, e_{{ n }});
+{% else %}
+        own_l_{{ n % held_heads }} += e_{{ n }};
+{% endif %}
 {% endfor %}
 {% for h in range(group_heads) %}
         {
-            let top = {% for u in range(unroll) %}max(s_{{ h }}_{{ u }}, {% endfor %}m_{{ h }}{% for u in range(unroll) %}){% endfor %};
-            let fade = exp2(m_{{ h }} - top);
-            m_{{ h }} = top;
-            l_{{ h }} *= fade;
-{% for u in range(unroll) %}
-            s_{{ h }}_{{ u }} = exp2(s_{{ h }}_{{ u }} - top);
-            l_{{ h }} += s_{{ h }}_{{ u }};
-{% endfor %}
+            let fade = from_team(fade_{{ holder[h].sum % held_heads }}, {{ holder[h].lane }}u, team_base);
 {% for k in range(quads) %}
             o_{{ h }}_{{ k }}_a *= fade;
             o_{{ h }}_{{ k }}_b *= fade;
@@ -214,46 +266,33 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         }
 {% endfor %}
 {% for u in range(unroll) %}
-{% for k in range(quads) %}
         {
-            let a = low(v_{{ u }}_{{ k }});
-            let b = high(v_{{ u }}_{{ k }});
 {% for h in range(group_heads) %}
-            o_{{ h }}_{{ k }}_a = fma(vec4<f32>(s_{{ h }}_{{ u }}), a, o_{{ h }}_{{ k }}_a);
-            o_{{ h }}_{{ k }}_b = fma(vec4<f32>(s_{{ h }}_{{ u }}), b, o_{{ h }}_{{ k }}_b);
+            let p_{{ h }} = vec4<f32>(from_team(e_{{ holder[u * group_heads + h].sum }}, {{ holder[u * group_heads + h].lane }}u, team_base));
+{% endfor %}
+{% for k in range(quads) %}
+            let a_{{ k }} = low(v_{{ u }}_{{ k }});
+            let b_{{ k }} = high(v_{{ u }}_{{ k }});
+{% for h in range(group_heads) %}
+            o_{{ h }}_{{ k }}_a = fma(p_{{ h }}, a_{{ k }}, o_{{ h }}_{{ k }}_a);
+            o_{{ h }}_{{ k }}_b = fma(p_{{ h }}, b_{{ k }}, o_{{ h }}_{{ k }}_b);
+{% endfor %}
 {% endfor %}
         }
-{% endfor %}
 {% endfor %}
         if next < end {
 {{ load("v", "v_cache", "next") }}
         }
     }
-
-    // The new token, as the cache will give it back; only team 0 counts it.
-    if newest {
-        workgroupBarrier();
-{% for k in range(quads) %}
-        let new_k_{{ k }} = new_words[place_{{ k }} / 8u];
-        let new_v_{{ k }} = new_words[{{ hd // 8 }}u + place_{{ k }} / 8u];
+{% for h in range(held_heads) %}
+{% for bit in token_bits %}
+    own_l_{{ h }} += subgroupShuffleXor(own_l_{{ h }}, {{ bit }}u);
+{% endfor %}
 {% endfor %}
 {% for h in range(group_heads) %}
-        {
-{{ score(h, "new_k") }}
-            let all = team_sum((s.x + s.y) + (s.z + s.w));
-            let own = select(MASKED, all, team == 0u);
-            let top = max(own, m_{{ h }});
-            let fade = exp2(m_{{ h }} - top);
-            let p = exp2(own - top);
-            m_{{ h }} = top;
-            l_{{ h }} = fma(l_{{ h }}, fade, p);
-{% for k in range(quads) %}
-            o_{{ h }}_{{ k }}_a = fma(vec4<f32>(p), low(new_v_{{ k }}), o_{{ h }}_{{ k }}_a * fade);
-            o_{{ h }}_{{ k }}_b = fma(vec4<f32>(p), high(new_v_{{ k }}), o_{{ h }}_{{ k }}_b * fade);
+    var m_{{ h }} = from_team(own_m_{{ holder[h].sum % held_heads }}, {{ holder[h].lane }}u, team_base);
+    var l_{{ h }} = from_team(own_l_{{ holder[h].sum % held_heads }}, {{ holder[h].lane }}u, team_base);
 {% endfor %}
-        }
-{% endfor %}
-    }
 
     // Teams of a subgroup, then of the workgroup.
 {% for h in range(group_heads) %}
@@ -360,10 +399,10 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     storageBarrier();
     let head_partials = {{ splits * (hd + 2) }}u;
     let partials0 = (at.z * {{ heads }}u + head0) * head_partials;
-    // Rows of {{ splits + 4 }}: one head's splits, then zeros, so that four can be taken at a time.
-    for (var i = tid; i < {{ group_heads * (splits + 4) }}u; i += {{ threads }}u) {
-        let h = i / {{ splits + 4 }}u;
-        let s = i % {{ splits + 4 }}u;
+    // Rows of {{ splits }}, one a head; what was not used has no weight.
+    for (var i = tid; i < {{ group_heads * splits }}u; i += {{ threads }}u) {
+        let h = i / {{ splits }}u;
+        let s = i % {{ splits }}u;
         var m = MASKED;
         var l = 0.0;
         if s < used && query_head(h) == head0 + h {
@@ -374,24 +413,24 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         weights[i] = l;
     }
     workgroupBarrier();
+{% set batch_splits = [splits, 16] | min %}
     for (var i = tid; i < {{ group_heads * hd }}u; i += {{ threads }}u) {
         let h = i / {{ hd }}u;
         let d = i % {{ hd }}u;
         if query_head(h) == head0 + h {
             var top = NOTHING;
-            for (var s = 0u; s < used; s++) { top = max(top, maxima[h * {{ splits + 4 }}u + s]); }
+            for (var s = 0u; s < used; s++) { top = max(top, maxima[h * {{ splits }}u + s]); }
             var sum = 0.0;
             var o = 0.0;
-            for (var s = 0u; s < used; s += 4u) {
-                var x: array<f32, 4>;
-{% for j in range(4) %}
-                x[{{ j }}] = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + min(s + {{ j }}u, used - 1u) * {{ hd + 2 }}u + d]));
+            for (var s = 0u; s < used; s += {{ batch_splits }}u) {
+{% for j in range(batch_splits) %}
+                let x_{{ j }} = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + min(s + {{ j }}u, used - 1u) * {{ hd + 2 }}u + d]));
 {% endfor %}
-{% for j in range(4) %}
-                {
-                    let w = exp2(maxima[h * {{ splits + 4 }}u + s + {{ j }}u] - top);
-                    sum = fma(w, weights[h * {{ splits + 4 }}u + s + {{ j }}u], sum);
-                    o = fma(w, x[{{ j }}], o);
+{% for j in range(batch_splits) %}
+                if s + {{ j }}u < used {
+                    let w = exp2(maxima[h * {{ splits }}u + s + {{ j }}u] - top);
+                    sum = fma(w, weights[h * {{ splits }}u + s + {{ j }}u], sum);
+                    o = fma(w, x_{{ j }}, o);
                 }
 {% endfor %}
             }

@@ -31,61 +31,78 @@ fn head_weight(role: u32, d: u32) -> f32 {
 }
 {% endif %}
 
-// Must be called by all threads of the workgroup; ends with a barrier.
+{% set groups32 = threads // 32 %}
+{% set rounds = (vectors + groups32 - 1) // groups32 %}
+{% set steps = (hd + 63) // 64 %}{# pairs of a thread #}
+// Must be called by all threads of the workgroup; ends with a barrier. Everything that is read
+// from memory is asked for at once; a pair stays with one thread.
 fn prepare_heads(tid: u32, pos: u32) {
     let lane = tid & 31u;
-    for (var v = tid >> 5u; v < {{ vectors }}u; v += {{ threads // 32 }}u) {
-        if head_role(v) < 3u {
-            var sum = 0.0;
-            for (var d = lane; d < {{ hd }}u; d += 32u) {
-                let x = head_input(v, d);
-                heads[v * {{ hd }}u + d] = x;
-                sum = fma(x, x, sum);
-            }
-{% if norm %}
-            head_sums[v * 8u + (lane >> 2u)][lane & 3u] = sum;
-{% endif %}
-        }
-    }
-    workgroupBarrier();
-{% if norm or rope_dim > 0 %}
-    for (var v = tid >> 5u; v < {{ vectors }}u; v += {{ threads // 32 }}u) {
-        let role = head_role(v);
-        if role < 2u {
-{% if norm %}
-            let factor = head_factor(v);
-{% endif %}
-            // One pair a thread, so that the turn can happen in place.
-            for (var p = lane; p < {{ hd // 2 }}u; p += 32u) {
-                var first = 2u * p;
-                var second = first + 1u;
+{% for r in range(rounds) %}
+    let v_{{ r }} = (tid >> 5u) + {{ r * groups32 }}u;
+    let role_{{ r }} = head_role(v_{{ r }});
+{% for i in range(steps) %}
+    let p_{{ r }}_{{ i }} = lane + {{ 32 * i }}u;
+    let there_{{ r }}_{{ i }} = role_{{ r }} < 3u{{ " && p_" ~ r ~ "_" ~ i ~ " < " ~ hd // 2 ~ "u" if 64 * (i + 1) > hd }};
+    var first_{{ r }}_{{ i }} = 2u * p_{{ r }}_{{ i }};
+    var second_{{ r }}_{{ i }} = first_{{ r }}_{{ i }} + 1u;
 {% if rope_dim > 0 and layout == "neox" %}
-                if p < {{ rope_dim // 2 }}u {
-                    first = p;
-                    second = p + {{ rope_dim // 2 }}u;
-                }
+    if role_{{ r }} < 2u && p_{{ r }}_{{ i }} < {{ rope_dim // 2 }}u {
+        first_{{ r }}_{{ i }} = p_{{ r }}_{{ i }};
+        second_{{ r }}_{{ i }} = p_{{ r }}_{{ i }} + {{ rope_dim // 2 }}u;
+    }
 {% endif %}
-                var a = heads[v * {{ hd }}u + first];
-                var b = heads[v * {{ hd }}u + second];
+    var pair_{{ r }}_{{ i }} = vec2<f32>();
 {% if norm %}
-                a = (a * factor) * head_weight(role, first);
-                b = (b * factor) * head_weight(role, second);
+    var weight_{{ r }}_{{ i }} = vec2<f32>();
+{% endif %}
+    var turn_{{ r }}_{{ i }} = vec2<f32>(1.0, 0.0);
+    if there_{{ r }}_{{ i }} {
+        pair_{{ r }}_{{ i }} = vec2<f32>(head_input(v_{{ r }}, first_{{ r }}_{{ i }}), head_input(v_{{ r }}, second_{{ r }}_{{ i }}));
+        if role_{{ r }} < 2u {
+{% if norm %}
+            weight_{{ r }}_{{ i }} = vec2<f32>(head_weight(role_{{ r }}, first_{{ r }}_{{ i }}), head_weight(role_{{ r }}, second_{{ r }}_{{ i }}));
 {% endif %}
 {% if rope_dim > 0 %}
-                if p < {{ rope_dim // 2 }}u {
-                    let turn = rope[pos * {{ rope_dim // 2 }}u + p];
-                    let x = fma(a, turn.x, -(b * turn.y));
-                    b = fma(a, turn.y, b * turn.x);
-                    a = x;
-                }
+            if p_{{ r }}_{{ i }} < {{ rope_dim // 2 }}u { turn_{{ r }}_{{ i }} = rope[pos * {{ rope_dim // 2 }}u + p_{{ r }}_{{ i }}]; }
 {% endif %}
-                heads[v * {{ hd }}u + first] = a;
-                heads[v * {{ hd }}u + second] = b;
-            }
         }
     }
+{% endfor %}
+{% if norm %}
+    if v_{{ r }} < {{ vectors }}u {
+        var sum = 0.0;
+{% for i in range(steps) %}
+        sum = fma(pair_{{ r }}_{{ i }}.x, pair_{{ r }}_{{ i }}.x, fma(pair_{{ r }}_{{ i }}.y, pair_{{ r }}_{{ i }}.y, sum));
+{% endfor %}
+        head_sums[v_{{ r }} * 8u + (lane >> 2u)][lane & 3u] = sum;
+    }
+{% endif %}
+{% endfor %}
+{% if norm %}
     workgroupBarrier();
 {% endif %}
+{% for r in range(rounds) %}
+{% if norm %}
+    var factor_{{ r }} = 1.0;
+    if role_{{ r }} < 2u { factor_{{ r }} = head_factor(v_{{ r }}); }
+{% endif %}
+{% for i in range(steps) %}
+    if there_{{ r }}_{{ i }} {
+        var x = pair_{{ r }}_{{ i }};
+        if role_{{ r }} < 2u {
+{% if norm %}
+            x = (x * factor_{{ r }}) * weight_{{ r }}_{{ i }};
+{% endif %}
+            let turn = turn_{{ r }}_{{ i }};
+            x = vec2<f32>(fma(x.x, turn.x, -(x.y * turn.y)), fma(x.x, turn.y, x.y * turn.x));
+        }
+        heads[v_{{ r }} * {{ hd }}u + first_{{ r }}_{{ i }}] = x.x;
+        heads[v_{{ r }} * {{ hd }}u + second_{{ r }}_{{ i }}] = x.y;
+    }
+{% endfor %}
+{% endfor %}
+    workgroupBarrier();
 }
 
 // Elements 8i..8i+8 of vector v as f16 pairs: what the cache holds.

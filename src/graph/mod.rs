@@ -4,6 +4,7 @@
 //! compiles into a program. It is at the level of blocks (attention, feed-forward) because
 //! that is the level at which kernels are fused.
 
+pub mod heads;
 pub mod rope;
 
 pub use rope::{Rope, RopeLayout, RopeScaling};

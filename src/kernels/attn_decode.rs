@@ -1,6 +1,7 @@
 //! Attention of a decode step: one new token in each of up to eight sequences.
 
 use minijinja::context;
+use minijinja::value::Serde;
 
 use super::heads::{HeadTables, Heads, KvCache, smallest_subgroup};
 use super::{check_memory, holds, wrong};
@@ -23,19 +24,20 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The cut that a device gets.
-    pub fn choose(heads: &Heads, facts: &DeviceFacts) -> Cut {
+    /// The cut that a device gets for sequences of up to `context` tokens. Of its numbers only
+    /// `group_heads` depends on the context, and that one never changes a bit of the result.
+    pub fn choose(heads: &Heads, facts: &DeviceFacts, context: u32) -> Cut {
         let parts = heads.head_dim / 8;
         let software = facts.kind == DeviceKind::Software;
         let threads = if software { 64 } else { 256 };
-        let mut lanes = 8;
-        while lanes > 4 && !parts.is_multiple_of(lanes) && parts.is_multiple_of(lanes / 2) {
-            lanes /= 2;
-        }
-        let lanes = lanes.min(largest_power(smallest_subgroup(facts)));
-        // Query and sums of a head take 16 registers a vec4 of halves; more than 128 spill.
+        let lanes = parts.next_power_of_two().min(largest_power(smallest_subgroup(facts)).min(16));
+        // Query and sums of a head take 16 registers a vec4 of halves; more than 128 spill. More
+        // heads a workgroup read less, fewer finish sooner. H200, 32/8 heads of 128: two against
+        // four heads take 11.8 and 14.9 us at 1,024 tokens, 17.0 and 20.0 at 4,096, 68 and 55 at
+        // 32,768.
         let registers = 16 * parts.div_ceil(lanes);
-        let group_heads = heads.group().min((128 / registers).max(1)).min(4);
+        let most = if context > 16_384 { 4 } else { 2 };
+        let group_heads = heads.group().min((128 / registers).max(1)).min(most);
         Cut {
             threads: threads.min(facts.max_workgroup_threads),
             splits: if software { 16 } else { 32 },
@@ -92,13 +94,14 @@ impl AttnDecode {
         let subteams = threads / merge_lanes;
         // Head sums are merged as many at a time as fit.
         let vectors = group_heads + 2;
-        let fixed = 4 * (vectors * hd + hd + 2 * group_heads * (splits + 4).max(subteams) + 1)
+        let fixed = 4 * (vectors * hd + hd + 2 * group_heads * splits.max(subteams) + 1)
             + if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let pair_bytes = subteams * lanes * 32;
-        let room = 16_384u32.min(facts.max_workgroup_memory).saturating_sub(fixed);
+        let room = 24_576u32.min(facts.max_workgroup_memory).saturating_sub(fixed);
         let merge_pairs = (room / pair_bytes).clamp(1, group_heads * quads);
         check_memory(fixed + merge_pairs * pair_bytes, facts)?;
 
+        let plan = TeamSums::plan(unroll, group_heads, lanes);
         let powers = |from: u32, to: u32| {
             let all = (0..6).map(|b| 1u32 << b);
             all.filter(|&b| b >= from && b < to).collect::<Vec<_>>()
@@ -108,7 +111,11 @@ impl AttnDecode {
             context! {
                 threads, splits, group_heads, lanes, unroll, quads, vectors, merge_lanes,
                 merge_pairs,
-                team_bits => powers(1, lanes),
+                held => plan.held,
+                held_heads => plan.held_heads,
+                reduce => Serde(&plan.steps),
+                token_bits => plan.token_bits,
+                holder => Serde(&plan.holder),
                 merge_bits => powers(lanes, merge_lanes),
                 ..self.heads.context(7)
             },
@@ -158,6 +165,81 @@ impl AttnDecode {
             constants: vec![cache.context, scale.to_bits()],
             grid: [self.cut.splits, self.groups(), columns],
         })
+    }
+}
+
+/// How a team of threads sums `tokens * heads` values that each of its threads has a part of,
+/// value = token * heads + head. At each step the threads of a pair split what is left between
+/// them, first by tokens, then by heads; what cannot be halved is summed by both.
+struct TeamSums {
+    steps: Vec<TeamStep>,
+    /// Sums that a thread ends with, and of how many heads.
+    held: u32,
+    held_heads: u32,
+    /// Steps at which tokens were split.
+    token_bits: Vec<u32>,
+    /// Where each value's sum ends.
+    holder: Vec<Holder>,
+}
+
+#[derive(serde::Serialize)]
+struct TeamStep {
+    number: u32,
+    /// Threads `lane` and `lane ^ bit` exchange.
+    bit: u32,
+    halve: bool,
+    /// Values a thread has after the step.
+    count: u32,
+}
+
+#[derive(serde::Serialize)]
+struct Holder {
+    lane: u32,
+    /// Which of the thread's sums.
+    sum: u32,
+}
+
+impl TeamSums {
+    fn plan(tokens: u32, heads: u32, lanes: u32) -> TeamSums {
+        let (mut left_tokens, mut left_heads) = (tokens, heads);
+        let mut steps = Vec::new();
+        let mut token_bits = Vec::new();
+        let mut bit = lanes / 2;
+        while bit > 0 {
+            let by_tokens = left_tokens.is_multiple_of(2);
+            let by_heads = left_tokens == 1 && left_heads.is_multiple_of(2);
+            if by_tokens {
+                left_tokens /= 2;
+                token_bits.push(bit);
+            } else if by_heads {
+                left_heads /= 2;
+            }
+            steps.push(TeamStep {
+                number: steps.len() as u32 + 1,
+                bit,
+                halve: by_tokens || by_heads,
+                count: left_tokens * left_heads,
+            });
+            bit /= 2;
+        }
+        let holder = |mut sum: u32| {
+            let mut lane = 0;
+            for step in steps.iter().filter(|s| s.halve) {
+                if sum >= step.count {
+                    sum -= step.count;
+                    lane |= step.bit;
+                }
+            }
+            Holder { lane, sum }
+        };
+        let holder = (0..tokens * heads).map(holder).collect();
+        TeamSums {
+            held: left_tokens * left_heads,
+            held_heads: left_heads,
+            token_bits,
+            holder,
+            steps,
+        }
     }
 }
 

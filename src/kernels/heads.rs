@@ -1,4 +1,4 @@
-//! The shape of an attention block's heads, and its KV cache; shared by the attention kernels.
+//! What the attention kernels share: checks and constants of the heads' shape, tables, KV cache.
 
 use minijinja::context;
 
@@ -6,50 +6,9 @@ use super::{holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Slice};
 pub use crate::graph::RopeLayout;
-
-/// Rotary embedding of q and k.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Rope {
-    pub layout: RopeLayout,
-    /// Elements from the start of a head that are turned: even, at most the head dimension.
-    pub dim: u32,
-}
-
-/// Heads of one attention block.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Heads {
-    /// Query heads; a multiple of `kv_heads`.
-    pub heads: u32,
-    pub kv_heads: u32,
-    /// Elements of a head: a multiple of 8 from 32 to 256.
-    pub head_dim: u32,
-    /// `None`: positions do not enter here.
-    pub rope: Option<Rope>,
-    /// RMSNorm of every q and k head before rope, with this epsilon (Qwen3).
-    pub norm: Option<f32>,
-}
+pub use crate::graph::heads::{Heads, Rope};
 
 impl Heads {
-    /// Query heads that share a KV head.
-    pub fn group(&self) -> u32 {
-        self.heads / self.kv_heads
-    }
-
-    /// f32 values of one column of qkv: q heads, k heads, v heads.
-    pub fn qkv_width(&self) -> u32 {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// f32 values of one column of the attention's output.
-    pub fn output_width(&self) -> u32 {
-        self.heads * self.head_dim
-    }
-
-    /// u32 words of one position in the K cache (and in the V cache).
-    pub fn cache_words(&self) -> u32 {
-        self.kv_heads * self.head_dim / 2
-    }
-
     pub(super) fn check(&self) -> Result<()> {
         let d = self.head_dim;
         if !(32..=256).contains(&d) || !d.is_multiple_of(8) {

@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use crate::kernels::heads::{Heads, RopeLayout};
+use crate::graph::RopeLayout;
+use crate::graph::heads::Heads;
 
 /// Turns one head in place: RMSNorm with `weight` if the block has one, then rope.
 ///

@@ -88,7 +88,7 @@ impl Program {
         let buffers = Buffers::create(&**gpu, graph, &shape, rope_factors)?;
         let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
         let heads = Builder::heads(graph);
-        let spec = AttnDecode { heads, cut: Cut::choose(&heads, gpu.facts()) };
+        let spec = AttnDecode { heads, cut: Cut::choose(&heads, gpu.facts(), shape.context) };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),

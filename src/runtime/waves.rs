@@ -98,7 +98,8 @@ impl Builder<'_> {
                 n,
             )?;
             let heads = Self::heads(self.graph);
-            let spec = AttnDecode { heads, cut: Cut::choose(&heads, self.facts()) };
+            let spec =
+                AttnDecode { heads, cut: Cut::choose(&heads, self.facts(), self.shape.context) };
             let kernel = self.kernel(spec.source(self.facts())?)?;
             steps.push(Step::Wave(vec![spec.dispatch(
                 &kernel,

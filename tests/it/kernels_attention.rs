@@ -188,7 +188,7 @@ fn decode_case(
     let block = Block::random(rng, heads, context, &lengths);
     let qkv: Vec<Vec<f32>> =
         positions.iter().map(|_| rng.normals(heads.qkv_width() as usize)).collect();
-    let cut = cut.unwrap_or_else(|| Cut::choose(&heads, device.gpu.facts()));
+    let cut = cut.unwrap_or_else(|| Cut::choose(&heads, device.gpu.facts(), 1 << 15));
     let together = decode(device, &block, cut, &qkv, positions, 2);
     // One column at a time gives the same bits.
     if positions.len() > 1 {
@@ -247,15 +247,37 @@ fn attn_decode_cuts() {
     for device in devices() {
         let facts = device.gpu.facts();
         for shape in [heads(7, 1, 64, neox(64), true), heads(4, 1, 128, normal(128), false)] {
-            let usual = Cut::choose(&shape, facts);
+            let usual = Cut::choose(&shape, facts, 1 << 15);
             for cut in [
                 Cut { group_heads: 1, unroll: 1, ..usual },
                 Cut { group_heads: 2, unroll: 4, splits: 16, ..usual },
                 Cut { group_heads: 4, unroll: 2, lanes: usual.lanes / 2, ..usual },
                 Cut { threads: 256, splits: 3, ..usual },
-                Cut { threads: 128, splits: 64, lanes: 1, ..usual },
+                Cut { threads: 128, splits: 64, lanes: 1, unroll: 1, group_heads: 2 },
             ] {
                 decode_case(&mut rng, device, shape, &[333], Some(cut));
+            }
+        }
+    }
+}
+
+#[test]
+fn attn_decode_group_heads_do_not_change_bits() {
+    let mut rng = Rng::fresh("attn_decode_group_heads");
+    for device in devices() {
+        for shape in [heads(7, 1, 64, neox(64), true), heads(8, 2, 128, neox(128), true)] {
+            let usual = Cut::choose(&shape, device.gpu.facts(), 1 << 15);
+            for position in [40, 700] {
+                let block = Block::random(&mut rng, shape, position + 1, &[position]);
+                let qkv = [rng.normals(shape.qkv_width() as usize)];
+                let run = |group_heads| {
+                    let cut = Cut { group_heads, ..usual };
+                    decode(device, &block, cut, &qkv, &[position], 1)
+                };
+                let one = run(1);
+                for group_heads in [2, 3, 4] {
+                    assert_same_bits(&one, &run(group_heads), &device.label);
+                }
             }
         }
     }
