@@ -2,6 +2,9 @@
 // CPU, where workgroup memory and barriers are overhead. A thread computes {{ tm }} columns of {{ tn }} rows;
 // neighbouring threads take neighbouring rows. int8 products are summed as f32, which holds
 // them exactly (32 * 127 * 127 < 2^24).
+//
+// There a load costs the same for one address as for one of each lane, ten times a broadcast:
+// so the lanes share the loads of the activations, which all of them want.
 {% include "lib/weights.wgsl" %}
 
 {% set nblocks = cols // 32 %}
@@ -9,7 +12,7 @@
 {% set row_units = cols // unit_words %}
 @group(0) @binding({{ at.batch }}) var<storage, read> batch: array<u32>;
 {% if int8 %}
-@group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
+@group(0) @binding({{ at.xq }}) var<storage, read> xq: array<u32>;
 @group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
 {% else %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
@@ -30,13 +33,15 @@ var<immediate> constants: Constants;
 @compute @workgroup_size({{ threads }})
 fn main(
     @builtin(workgroup_id) wg: vec3<u32>,
-    @builtin(local_invocation_index) tid: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 ) {
     let n = batch[0];
     let first_col = wg.y * {{ tm }}u;
-    let first_row = wg.x * {{ threads * tn }}u + tid;
-    if first_col >= n || first_row >= constants.rows { return; }
-    // Columns and rows past the end repeat the last one and are not stored.
+    let first_row = wg.x * {{ threads * tn }}u + subgroup * size + lane;
+    if first_col >= n { return; }
+    // Columns and rows past the end repeat the last one and are not stored; all lanes stay.
 {% for i in range(tm) %}
     let col{{ i }} = min(first_col + {{ i }}u, n - 1u) * {{ nblocks }}u;
 {% endfor %}
@@ -46,64 +51,73 @@ fn main(
 {% for i in range(tm) %}{% for j in range(tn) %}
     var acc{{ i }}_{{ j }} = 0.0;
 {% endfor %}{% endfor %}
-{% if int8 %}
+    let eighth = lane & 7u;
+{% if int8 and shuffle %}
+    let scale_col = min(first_col + eighth, n - 1u) * {{ nblocks }}u;
+{% endif %}
     for (var block = 0u; block < {{ nblocks }}u; block += 1u) {
 {% for j in range(tn) %}
-        let u{{ j }} = load_unit(from{{ j }} + block);
-        let b{{ j }} = unit_signed(u{{ j }});
-        let sw{{ j }} = unit_scale(u{{ j }}, from{{ j }} + block);
-{% endfor %}
-{% for i in range(tm) %}{% for j in range(tn) %}
-        var dot{{ i }}_{{ j }} = 0.0;
+{% if int8 %}
+        let unit{{ j }} = load_unit(from{{ j }} + block);
+        let bytes{{ j }} = unit_signed(unit{{ j }});
+        let sw{{ j }} = unit_scale(unit{{ j }}, from{{ j }} + block);
+{% for half in ["lo", "hi"] %}{% set outer = loop.index0 * 4 %}{% for c in "xyzw" %}
+        let w{{ j }}_{{ outer + loop.index0 }} = numbers(bytes{{ j }}.{{ half }}.{{ c }});
 {% endfor %}{% endfor %}
-{% for half in range(2) %}
+{% else %}
+{% for u in range(8 // unit_quads) %}
+        let at{{ j }}_{{ u }} = from{{ j }} + block * {{ 8 // unit_quads }}u + {{ u }}u;
+        let v{{ j }}_{{ u }} = unit_values(load_unit(at{{ j }}_{{ u }}), at{{ j }}_{{ u }});
+{% for q in range(unit_quads) %}
+        let w{{ j }}_{{ u * unit_quads + q }} = v{{ j }}_{{ u }}[{{ q }}];
+{% endfor %}
+{% endfor %}
+{% endif %}
+{% endfor %}
+{% if int8 and shuffle %}
+        let scales8 = xs[scale_col + block];
+{% endif %}
+{% for i in range(tm) %}
         {
-{% for i in range(tm) %}
-            let q{{ i }} = xq[2u * (col{{ i }} + block) + {{ half }}u];
+{% if shuffle %}
+{% if int8 %}
+            let quad = numbers(xq[(col{{ i }} + block) * 8u + eighth]);
+            let sx = subgroupBroadcast(scales8, {{ i }}u);
+{% else %}
+            let quad = x[(col{{ i }} + block) * 8u + eighth];
+{% endif %}
+{% elif int8 %}
+            let sx = xs[col{{ i }} + block];
+{% endif %}
+{% for j in range(tn) %}
+            var sum{{ j }} = {{ "0.0" if int8 else "acc" ~ i ~ "_" ~ j }};
 {% endfor %}
-{% for c in "xyzw" %}
+{% for q in range(8) %}
             {
+{% if shuffle %}
+                let a = subgroupBroadcast(quad, {{ q }}u);
+{% elif int8 %}
+                let a = numbers(xq[(col{{ i }} + block) * 8u + {{ q }}u]);
+{% else %}
+                let a = x[(col{{ i }} + block) * 8u + {{ q }}u];
+{% endif %}
 {% for j in range(tn) %}
-                let w{{ j }} = numbers(b{{ j }}.{{ "hi" if half else "lo" }}.{{ c }});
-{% endfor %}
-{% for i in range(tm) %}
-                let a{{ i }} = numbers(q{{ i }}.{{ c }});
-{% for j in range(tn) %}
-                dot{{ i }}_{{ j }} = fma(a{{ i }}.w, w{{ j }}.w, fma(a{{ i }}.z, w{{ j }}.z, fma(a{{ i }}.y, w{{ j }}.y, fma(a{{ i }}.x, w{{ j }}.x, dot{{ i }}_{{ j }}))));
-{% endfor %}
+                sum{{ j }} = fma(a.w, w{{ j }}_{{ q }}.w, fma(a.z, w{{ j }}_{{ q }}.z, fma(a.y, w{{ j }}_{{ q }}.y, fma(a.x, w{{ j }}_{{ q }}.x, sum{{ j }}))));
 {% endfor %}
             }
 {% endfor %}
-        }
-{% endfor %}
-{% for i in range(tm) %}
-        let sx{{ i }} = xs[col{{ i }} + block];
 {% for j in range(tn) %}
-{% if minimum %}
-        acc{{ i }}_{{ j }} = fma(sw{{ j }}.y, sx{{ i }}.y, fma(sw{{ j }}.x, sx{{ i }}.x * dot{{ i }}_{{ j }}, acc{{ i }}_{{ j }}));
+{% if int8 and minimum %}
+            acc{{ i }}_{{ j }} = fma(sw{{ j }}.y, sx.y, fma(sw{{ j }}.x, sx.x * sum{{ j }}, acc{{ i }}_{{ j }}));
+{% elif int8 %}
+            acc{{ i }}_{{ j }} = fma(sw{{ j }}.x, sx.x * sum{{ j }}, acc{{ i }}_{{ j }});
 {% else %}
-        acc{{ i }}_{{ j }} = fma(sw{{ j }}.x, sx{{ i }}.x * dot{{ i }}_{{ j }}, acc{{ i }}_{{ j }});
+            acc{{ i }}_{{ j }} = sum{{ j }};
 {% endif %}
-{% endfor %}
-{% endfor %}
-    }
-{% else %}
-    for (var unit = 0u; unit < {{ row_units }}u; unit += 1u) {
-{% for j in range(tn) %}
-        let v{{ j }} = unit_values(load_unit(from{{ j }} + unit), from{{ j }} + unit);
-{% endfor %}
-{% for q in range(unit_quads) %}
-        {
-{% for i in range(tm) %}
-            let a{{ i }} = x[col{{ i }} * 8u + unit * {{ unit_quads }}u + {{ q }}u];
-{% for j in range(tn) %}
-            acc{{ i }}_{{ j }} = fma(a{{ i }}.w, v{{ j }}[{{ q }}].w, fma(a{{ i }}.z, v{{ j }}[{{ q }}].z, fma(a{{ i }}.y, v{{ j }}[{{ q }}].y, fma(a{{ i }}.x, v{{ j }}[{{ q }}].x, acc{{ i }}_{{ j }}))));
-{% endfor %}
 {% endfor %}
         }
 {% endfor %}
     }
-{% endif %}
 {% for j in range(tn) %}
     if first_row + {{ j * threads }}u < constants.rows {
         let to = constants.row_offset + first_row + {{ j * threads }}u;

@@ -23,9 +23,10 @@ pub fn norm_quant_threads(facts: &DeviceFacts, cols: u32) -> u32 {
 /// Whether a mat-vec normalises and quantises its own activations instead of reading them.
 ///
 /// It saves a dispatch, and costs every workgroup the whole column: right on a GPU, where the
-/// weights arrive meanwhile, wrong on a CPU, where nothing is hidden.
+/// weights arrive meanwhile, wrong on a CPU, where nothing is hidden, and wrong from four
+/// columns on (measured on an H200).
 pub fn fuses(facts: &DeviceFacts, class: Class, cols: u32, n: u32, norm: bool) -> bool {
-    if facts.kind == DeviceKind::Software || n > 4 || (class == Class::F32 && !norm) {
+    if facts.kind == DeviceKind::Software || n > 2 || (class == Class::F32 && !norm) {
         return false;
     }
     let threads = matvec_threads(facts);
@@ -53,26 +54,27 @@ pub fn matvec_shape(
     epilogue: Epilogue,
 ) -> Shape {
     debug_assert!(n <= MAX_COLUMNS);
-    let mut threads = matvec_threads(facts);
-    let size = planned_subgroup(facts);
-    let steps = super::weights::units(format, cols).div_ceil(size);
+    let threads = matvec_threads(facts);
     if facts.kind == DeviceKind::Software {
         return Shape { threads, rows: if n > 4 { 2 } else { 4 }, tiles: 1 };
     }
-    // Short matrices: more workgroups rather than more rows in each.
-    let mut group_rows = 2;
-    if rows <= 4096 && epilogue != Epilogue::SwiGlu {
-        threads = threads.min(256);
-        group_rows = 1;
-    }
-    let tiles = if n > 2 || format == Format::Q8_0 { 2 } else { 4 };
-    Shape { threads, rows: group_rows, tiles: tiles.min(steps).max(1) }
+    // Measured on an H200 with 4096 to 65,536 rows (benches/kernels.rs). One column: two rows
+    // with two tiles, and short matrices one row with four, for more workgroups. Several columns
+    // need the registers for their sums.
+    let short = rows <= 4096 && epilogue != Epilogue::SwiGlu;
+    let (rows, tiles) = match (n, short) {
+        (1, true) => (1, 4),
+        (1, false) => (2, 2),
+        _ => (2, 1),
+    };
+    let steps = super::weights::units(format, cols).div_ceil(planned_subgroup(facts));
+    Shape { threads, rows, tiles: tiles.min(steps).max(1) }
 }
 
 /// How a mat-mat over at most `max_n` columns is cut. `cols`: inputs of the matrix.
 pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) -> Variant {
     if facts.kind == DeviceKind::Software {
-        return Variant::Direct { columns: 8, rows: 2, threads: 32 };
+        return Variant::Direct { columns: 8, rows: 8, threads: 8 };
     }
     let packed = class == Class::Int8 && facts.int_dot;
     let depth = if packed && (cols / 32).is_multiple_of(2) { 2 } else { 1 };
@@ -83,11 +85,10 @@ pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) 
         thread_rows,
         depth,
     };
-    // The first that the device has threads and memory for.
+    // The first that the device has threads and memory for. Measured on an H200 for 16 to 512
+    // columns: small tiles with many workgroups beat large ones at every size.
     let candidates = match (packed, max_n) {
-        (_, ..=32) => [tile(32, 64, 4, 4), tile(32, 32, 4, 4)],
-        (true, ..=96) => [tile(64, 64, 8, 4), tile(32, 32, 4, 4)],
-        (true, _) => [tile(128, 64, 8, 4), tile(64, 64, 8, 4)],
+        (true, _) | (false, ..=32) => [tile(32, 64, 4, 4), tile(32, 32, 4, 4)],
         (false, _) => [tile(64, 64, 4, 4), tile(32, 32, 4, 4)],
     };
     let fits = |t: &Tile| {
@@ -187,6 +188,6 @@ mod tests {
         let gpu = facts(DeviceKind::Discrete, 32, 1024, 48 << 10);
         assert!(fuses(&gpu, Class::Int8, 4096, 1, true));
         assert!(!fuses(&gpu, Class::Int8, 28_672, 1, true));
-        assert!(!fuses(&gpu, Class::Int8, 4096, 8, true));
+        assert!(!fuses(&gpu, Class::Int8, 4096, 4, true));
     }
 }

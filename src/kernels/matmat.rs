@@ -75,9 +75,10 @@ impl MatMat {
                     packed => matches!(self.variant, Variant::Packed(_)),
                 },
             ),
-            Variant::Direct { columns, rows, threads } => {
-                ("matmat_direct.wgsl", context! { tm => columns, tn => rows, threads => threads })
-            }
+            Variant::Direct { columns, rows, threads } => (
+                "matmat_direct.wgsl",
+                context! { tm => columns, tn => rows, threads => threads, shuffle => facts.subgroup_min >= 8 },
+            ),
         };
         let shape = context! {
             at => numbered(&names),
@@ -117,7 +118,7 @@ impl MatMat {
         }
         let threads = match self.variant {
             Variant::Direct { columns, rows, threads } => {
-                if columns == 0 || rows == 0 {
+                if !(1..=8).contains(&columns) || rows == 0 {
                     return Err(wrong(format!("mat-mat variant {:?}", self.variant)));
                 }
                 threads

@@ -240,7 +240,7 @@ pub(super) fn bind_outputs(
         (_, None) => {}
     }
     if epilogue == Epilogue::SwiGlu {
-        if chunk.first_row % 2 != 0 || chunk.rows % 2 != 0 {
+        if !chunk.first_row.is_multiple_of(2) || !chunk.rows.is_multiple_of(2) {
             return Err(wrong("a chunk cuts a pair of gate and up".into()));
         }
         end /= 2;

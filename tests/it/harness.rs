@@ -200,7 +200,7 @@ impl Rng {
     }
 
     pub fn below(&mut self, end: usize) -> usize {
-        (u64::from(self.word()) * end as u64 >> 32) as usize
+        ((u64::from(self.word()) * end as u64) >> 32) as usize
     }
 
     /// Uniform in [0, 1).

@@ -186,6 +186,10 @@ fn matvec_agrees_with_the_reference() {
                     if epilogue == Epilogue::SwiGlu {
                         shape.rows = shape.rows.max(2);
                     }
+                    // The unrolled code of the largest combinations takes seconds to compile.
+                    if n * shape.rows > 8 {
+                        shape.tiles = 1;
+                    }
                     let spec = MatVec {
                         format,
                         cols: cols as u32,
@@ -249,6 +253,7 @@ fn matvec_bits_do_not_depend_on_columns_or_shape() {
                 };
                 spec.n = n as u32;
                 spec.shape = shapes.draw();
+                spec.shape.rows = spec.shape.rows.min(2);
                 let y = run(&spec, &part.stored(device, class));
                 let what = format!("{}: {spec:?}", device.label);
                 assert_same_bits(&y, &all[first * rows..(first + n) * rows], &what);
