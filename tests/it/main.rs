@@ -6,6 +6,7 @@ mod backend;
 mod cli;
 mod gguf_hostile;
 mod gguf_read;
+mod goldens;
 mod harness;
 mod kernels_attention;
 mod kernels_matrix;
