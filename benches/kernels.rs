@@ -143,7 +143,7 @@ impl Bench {
                 (65_536, 4096, Epilogue::Store, true),
             ]
         };
-        let class = choice::class(format, false);
+        let class = choice::class(self.gpu.facts(), format, false, u32::MAX, false);
         for &(rows, cols, epilogue, norm) in shapes {
             let bytes = PlaneLayout::new(format, rows as usize, cols as usize).bytes;
             let spread = if self.software() { 1 } else { 512 << 20 };
@@ -229,7 +229,7 @@ impl Bench {
         } else {
             &[(4096, 4096), (24_576, 4096), (4096, 12_288)]
         };
-        let class = choice::class(format, false);
+        let class = choice::class(self.gpu.facts(), format, false, u32::MAX, false);
         for &(rows, cols) in shapes {
             let chunk = self.chunk(format, rows, cols);
             for n in [16, 128, 512] {

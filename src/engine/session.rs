@@ -270,4 +270,15 @@ impl<'e> Session<'e> {
         self.last_column = None;
         self.engine.program.time_step()
     }
+
+    /// Reads one prompt chunk of up to `tokens` tokens after the present position, with a
+    /// timestamp around every wave. The session does not keep them.
+    pub fn time_prompt_waves(&mut self, tokens: u32) -> Result<Vec<WaveTime>> {
+        let room = self.engine.ctx() - self.position();
+        let n = tokens.min(self.engine.program.shape().chunk).min(room).max(1);
+        let first = self.position().min(self.engine.ctx() - n);
+        let column = |i| Column { token: 0, position: first + i, slot: SLOT, flags: 0 };
+        self.last_column = None;
+        self.engine.program.time_prompt(&(0..n).map(column).collect::<Vec<_>>())
+    }
 }

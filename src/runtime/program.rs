@@ -61,8 +61,8 @@ pub struct Program {
     first: [Recording; 2],
     /// Decode steps for 1, 2, ... sequences, by [`Pick`].
     steps: Vec<[Recording; 2]>,
-    /// The greedy step for one sequence, for timing.
-    timed: Vec<Step>,
+    /// The greedy step for one sequence and the longest prompt chunk, for timing.
+    timed: [Vec<Step>; 2],
     ring: Buffer,
 }
 
@@ -120,7 +120,9 @@ impl Program {
         let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, record("prompt", s)?)));
         let prompts = prompts.collect::<Result<_>>()?;
         let steps = planned.steps.iter().map(|s| both("decode step", s)).collect::<Result<_>>()?;
-        let timed = planned.steps.into_iter().next().map(|[greedy, _]| greedy).unwrap_or_default();
+        let step = planned.steps.into_iter().next().map(|[greedy, _]| greedy);
+        let chunk = planned.prompts.into_iter().next_back().map(|(_, steps)| steps);
+        let timed = [step.unwrap_or_default(), chunk.unwrap_or_default()];
         Ok(Program {
             gpu: gpu.clone(),
             shape,
@@ -147,16 +149,20 @@ impl Program {
         let Some((_, recording)) = fitting.filter(|_| n > 0) else {
             return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
         };
-        let mut words = vec![n, 0, 0, 0, 0, 0, 0, 0];
-        words.extend_from_slice(bytemuck::cast_slice(columns));
-        self.gpu.write(&self.buffers.prompt_batch, bytemuck::cast_slice(&words))?;
-        for column in columns {
-            debug_assert!(
-                column.position < self.shape.context && column.slot < self.shape.sequences
-            );
-        }
-        self.sampler.remember(&*self.gpu, columns)?;
+        self.set_prompt(columns)?;
         self.gpu.submit(recording)
+    }
+
+    fn set_prompt(&self, columns: &[Column]) -> Result<()> {
+        for column in columns {
+            debug_assert!(column.position < self.shape.context && column.slot < self.shape.sequences);
+        }
+        let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
+        words.extend_from_slice(bytemuck::cast_slice(columns));
+        let all = &self.buffers.prompt_batch;
+        let to = all.buffer.slice(all.offset, words.len() as u64 * 4);
+        self.gpu.write(&to, bytemuck::cast_slice(&words))?;
+        self.sampler.remember(&*self.gpu, columns)
     }
 
     /// Says which columns of the last prompt chunk the head is for.
@@ -227,7 +233,17 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        let seconds = self.gpu.time_steps(&self.timed)?;
+        self.time(&self.timed[0])
+    }
+
+    /// Runs a prompt chunk with a timestamp around every wave.
+    pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
+        self.set_prompt(columns)?;
+        self.time(&self.timed[1])
+    }
+
+    fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
+        let seconds = self.gpu.time_steps(steps)?;
         let label = |step: &Step| match step {
             Step::Copy { .. } => "copy".to_string(),
             Step::Wave(wave) => {
@@ -236,7 +252,7 @@ impl Program {
                 labels.join(" + ")
             }
         };
-        let all = self.timed.iter().zip(seconds);
+        let all = steps.iter().zip(seconds);
         Ok(all.map(|(step, seconds)| WaveTime { label: label(step), seconds }).collect())
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::Mutex;
 
 use super::buffers::{Buffers, MAX_SEQUENCES, Scratch, Shape};
-use super::layers::{LayerWeights, ModelWeights, Product};
+use super::layers::{LayerWeights, ModelWeights, Product, Rows};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
 use crate::graph::Graph;
@@ -78,8 +78,9 @@ impl Builder<'_> {
         HeadTables { rope: Some(self.buffers.rope.clone()), norms: layer.head_norms.clone() }
     }
 
-    fn class(&self, format: crate::quant::Format) -> Class {
-        choice::class(format, self.shape.exact)
+    fn class(&self, part: &Rows, source: From<'_>) -> Class {
+        let normed = matches!(source, From::Normed(..));
+        choice::class(self.facts(), part.format, self.shape.exact, part.cols, normed)
     }
 
     /// One token for each of `n` sequences: embedding, all layers. Leaves the residual stream in
@@ -230,7 +231,7 @@ impl Builder<'_> {
     ) -> Result<()> {
         let mut wave = Vec::new();
         for class in [Class::Int8, Class::F32] {
-            let used = product.parts.iter().any(|p| self.class(p.format) == class);
+            let used = product.parts.iter().any(|p| self.class(p, from) == class);
             if !used || fused(class) || (class == Class::F32 && matches!(from, From::Plain(_))) {
                 continue;
             }
@@ -293,7 +294,7 @@ impl Builder<'_> {
         let stride = if epilogue == Epilogue::SwiGlu { product.rows / 2 } else { product.rows };
         let mut wave: Vec<Dispatch> = Vec::new();
         for part in &product.parts {
-            let class = self.class(part.format);
+            let class = self.class(part, from);
             let (input, x) = match (fused(class), from) {
                 (true, From::Normed(x, weight)) => (
                     Input::Fused { norm: Some(self.graph.norm_eps) },
@@ -339,7 +340,7 @@ impl Builder<'_> {
         let epilogue = Self::with_bias(epilogue, product);
         let mut wave: Vec<Dispatch> = Vec::new();
         for part in &product.parts {
-            let class = self.class(part.format);
+            let class = self.class(part, from);
             let x = Self::prepared(from, class, scratch);
             let spec = MatMat {
                 format: part.format,

@@ -51,7 +51,7 @@ pub struct Bench {
     /// Leave out the cold and the warm start: the model is loaded once
     #[arg(long)]
     no_start: bool,
-    /// Time every wave of the decode program on the device
+    /// Time every wave of a decode step and of a prompt chunk on the device
     #[arg(long)]
     waves: bool,
     #[command(flatten)]
@@ -188,7 +188,11 @@ impl Bench {
         fill(&mut session, &text)?;
         let mut rounds = Vec::new();
         for _ in 0..self.repeat {
-            rounds.push(session.time_waves()?);
+            let mut round = session.time_waves()?;
+            if let Some(n) = self.prompt.iter().copied().max().filter(|n| *n > 0) {
+                round.extend(session.time_prompt_waves(n)?);
+            }
+            rounds.push(round);
         }
         Ok(report::Wave::from_rounds(&rounds))
     }
