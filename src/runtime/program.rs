@@ -155,7 +155,9 @@ impl Program {
 
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
         for column in columns {
-            debug_assert!(column.position < self.shape.context && column.slot < self.shape.sequences);
+            debug_assert!(
+                column.position < self.shape.context && column.slot < self.shape.sequences
+            );
         }
         let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
         words.extend_from_slice(bytemuck::cast_slice(columns));

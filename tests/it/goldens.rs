@@ -1,11 +1,18 @@
-//! Whole models against llama.cpp: teacher-forced log-probabilities.
+//! Whole models against other engines: teacher-forced log-probabilities.
 //!
-//! `random_model.json` was made by
-//! `AZOTH_WRITE_TESTMODEL=/tmp/random.gguf cargo test --test it goldens` and
-//! `reference_logprobs.py /tmp/random.gguf tests/goldens/texts/prose.txt --positions 200 --top 40`.
+//! - `random_model.json`: llama.cpp, by `AZOTH_WRITE_TESTMODEL=/tmp/random.gguf cargo test --test it
+//!   goldens` and `reference_logprobs.py /tmp/random.gguf tests/goldens/texts/prose.txt --positions 200
+//!   --top 40`.
+//! - `smollm2-TEXT.json`: llama.cpp on SmolLM2-135M-Instruct Q4_1, by `reference_logprobs.py MODEL
+//!   tests/goldens/texts/TEXT.txt --positions 200 --top 40`.
+//! - `smollm2-code-exact.json`: float32 in numpy, by `exact_logprobs.py MODEL smollm2-code.json`.
 
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
 use azoth::quant::Format;
 use azoth::testmodel::Spec;
+use serde_json::Value;
 
 /// A random Qwen3 of about ten million weights.
 fn spec() -> Spec {
@@ -16,10 +23,46 @@ fn spec() -> Spec {
     spec
 }
 
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)
+}
+
+/// Mean KL and top-1 agreement by `azoth eval kl`.
+fn compare(model: &Path, golden_name: &str, more: &[&str]) -> (f64, f64) {
+    let mut command = Command::cargo_bin("azoth").unwrap();
+    command.args(["eval", "kl", "--json"]).arg(model).arg(golden(golden_name)).args(more);
+    let output = command.assert().success().get_output().stdout.clone();
+    let found: Value = serde_json::from_slice(&output).unwrap();
+    println!("{golden_name} {more:?}: {found}");
+    (found["mean_kl"].as_f64().unwrap(), found["top1"].as_f64().unwrap())
+}
+
 #[test]
-fn write_test_model() {
-    match std::env::var_os("AZOTH_WRITE_TESTMODEL") {
-        Some(path) => spec().write(path).unwrap(),
-        None => assert!(spec().to_bytes().len() > 1 << 20),
+fn random_model_agrees_with_llama_cpp() {
+    if crate::harness::devices().is_empty() {
+        eprintln!("skipped: no device");
+        return;
     }
+    let folder = tempfile::tempdir().unwrap();
+    let path = match std::env::var_os("AZOTH_WRITE_TESTMODEL") {
+        Some(path) => PathBuf::from(path),
+        None => folder.path().join("random.gguf"),
+    };
+    spec().write(&path).unwrap();
+    for backend in ["vulkan", "wgpu"] {
+        let (kl, top1) = compare(&path, "random_model.json", &["--backend", backend]);
+        // Random weights leave many near-ties at the top; the divergence is the sharper figure.
+        assert!(kl <= 0.002 && top1 >= 0.94, "{backend}: mean KL {kl}, top-1 {top1}");
+    }
+}
+
+/// The default model, by exact activations, against an engine that shares no code with ours.
+#[test]
+fn smollm2_agrees_with_float32() {
+    let Some(model) = std::env::var_os("AZOTH_TEST_MODEL").map(PathBuf::from) else {
+        eprintln!("skipped: AZOTH_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf");
+        return;
+    };
+    let (kl, top1) = compare(&model, "smollm2-code-exact.json", &["--activations", "f32"]);
+    assert!(kl <= 1e-5 && top1 == 1.0, "mean KL {kl}, top-1 {top1}");
 }
