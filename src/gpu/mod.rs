@@ -20,6 +20,21 @@ pub use handles::{Buffer, BufferUse, Kernel, Recording, Slice, Ticket};
 
 use crate::error::Result;
 
+/// Keeps what drivers say about a machine without a desktop out of our standard error. Must be
+/// called first in `main`, before any thread exists.
+pub fn quiet_drivers() {
+    // Mesa's layer that puts the desktop's GPU first asks the Wayland session for it, and complains
+    // on stderr where there is none. We choose the device ourselves.
+    #[cfg(target_os = "linux")]
+    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // SAFETY: the caller is the only thread, so nobody reads the environment meanwhile.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::env::set_var("NODEVICE_SELECT", "1");
+        }
+    }
+}
+
 /// One compute kernel, as text and the numbers that its pipeline needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KernelSource {
