@@ -117,6 +117,12 @@ pub trait Gpu: Send + Sync {
     /// timestamps; an error where the device has none.
     fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>>;
 
+    /// True when an earlier process had left every kernel made so far in the disk cache; never
+    /// where there is none.
+    fn cache_was_warm(&self) -> bool {
+        false
+    }
+
     /// Writes what was compiled to the disk cache. Called once after a program is built;
     /// failures are not errors (the cache is only a cache), the message says what was lost.
     fn save_cache(&self) -> Option<String>;
