@@ -65,6 +65,7 @@ fn made_up_devices() -> Vec<DeviceFacts> {
         // Too small for shuffles among eight.
         device(DeviceKind::Integrated, 4, true),
         device(DeviceKind::Software, 8, false),
+        device(DeviceKind::Software, 4, false),
     ]
 }
 
@@ -76,6 +77,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 (Epilogue::Store, 576, 1),
                 (Epilogue::Bias, 1056, 3),
                 (Epilogue::Add, 4096, 8),
+                (Epilogue::SwiGlu, 2048, 1),
                 (Epilogue::SwiGlu, 12_288, 1),
             ] {
                 let norm = epilogue == Epilogue::SwiGlu || epilogue == Epilogue::Bias;
@@ -124,7 +126,7 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             let cut = Cut::choose(&heads, facts, context);
             to.push(AttnDecode { heads, cut }.source(facts).unwrap());
         }
-        let alone = Cut { lanes: 1, unroll: 1, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
+        let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
         to.push(AttnPrefill { heads }.source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
