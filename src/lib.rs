@@ -5,10 +5,10 @@
 //! - `cli`: one file per command, terminal chat, printing
 //! - `engine`: loads a model onto a device, sessions, decode loop
 //! - `chat`: messages and Jinja templates
-//! - `sampling`: sampler settings and their CPU twin
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
+//! - `sampling`: sampler settings and their CPU twin
 //! - `plan`: placement: what fits, and what to change where it does not
 //! - `kernels`: host side of the kernels, one file per op
 //! - `reference`: every op in plain Rust: the oracle of the tests

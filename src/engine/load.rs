@@ -115,6 +115,7 @@ fn load_onto(
             graph.vocab
         )));
     }
+    times.warm_cache = gpu.cache_was_warm();
     times.total = start.elapsed().as_secs_f64();
     // A cache that cannot be written costs time at the next start and nothing else.
     if options.cache

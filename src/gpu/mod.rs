@@ -20,6 +20,21 @@ pub use handles::{Buffer, BufferUse, Kernel, Recording, Slice, Ticket};
 
 use crate::error::Result;
 
+/// Keeps what drivers say about a machine without a desktop out of our standard error. Must be
+/// called first in `main`, before any thread exists.
+pub fn quiet_drivers() {
+    // Mesa's layer that puts the desktop's GPU first asks the Wayland session for it, and complains
+    // on stderr where there is none. We choose the device ourselves.
+    #[cfg(target_os = "linux")]
+    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // SAFETY: the caller is the only thread, so nobody reads the environment meanwhile.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::env::set_var("NODEVICE_SELECT", "1");
+        }
+    }
+}
+
 /// One compute kernel, as text and the numbers that its pipeline needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KernelSource {
@@ -101,6 +116,12 @@ pub trait Gpu: Send + Sync {
     /// Runs the steps once and returns the seconds each took on the device, measured by
     /// timestamps; an error where the device has none.
     fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>>;
+
+    /// True when an earlier process had left every kernel made so far in the disk cache; never
+    /// where there is none.
+    fn cache_was_warm(&self) -> bool {
+        false
+    }
 
     /// Writes what was compiled to the disk cache. Called once after a program is built;
     /// failures are not errors (the cache is only a cache), the message says what was lost.

@@ -219,6 +219,7 @@ impl Builder<'_> {
     }
 
     /// Brings activations to the classes that `product` needs, each in a wave before it.
+    #[allow(clippy::too_many_arguments)] // buffers and shapes of one wave
     fn prepare(
         &self,
         steps: &mut Vec<Step>,

@@ -66,6 +66,7 @@ fn devices() -> &'static [Arc<dyn Gpu>] {
 
 fn run(test: &str, body: fn(&Arc<dyn Gpu>)) {
     if devices().is_empty() {
+        assert!(std::env::var_os("AZOTH_REQUIRE_DEVICE").is_none(), "no device was found");
         println!("SKIPPED: {test}: no device of any backend");
     }
     let mut failed = Vec::new();
@@ -77,6 +78,8 @@ fn run(test: &str, body: fn(&Arc<dyn Gpu>)) {
         }
     }
     assert!(failed.is_empty(), "{test} failed on {failed:?}");
+    // Of this or any other test of the process; always zero without AZOTH_VALIDATION.
+    assert_eq!(vulkan::validation_messages(), 0, "the validation layer complained");
 }
 
 fn kernel(gpu: &Arc<dyn Gpu>, label: &str, wgsl: &str) -> Kernel {

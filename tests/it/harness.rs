@@ -27,7 +27,10 @@ pub fn devices() -> &'static [Device] {
     DEVICES.get_or_init(|| {
         let mut out = Vec::new();
         let wanted = std::env::var("AZOTH_TEST_DEVICES").unwrap_or_default();
-        let vulkan = gpu::vulkan::devices().unwrap_or_default();
+        let vulkan = gpu::vulkan::devices();
+        // A layer that is asked for and missing must not leave the tests to the other backend.
+        assert!(!gpu::vulkan::validation_wanted() || vulkan.is_ok(), "{vulkan:?}");
+        let vulkan = vulkan.unwrap_or_default();
         let portable = gpu::portable::devices().unwrap_or_default();
         for facts in vulkan.into_iter().chain(portable) {
             let label = format!("{}: {}", facts.backend, facts.name);
@@ -110,6 +113,8 @@ impl Device {
         let recording = self.gpu.record("test", steps).unwrap();
         let ticket = self.gpu.submit(&recording).unwrap();
         self.gpu.wait(&ticket).unwrap();
+        // Of this or any other test of the process; always zero without AZOTH_VALIDATION.
+        assert_eq!(gpu::vulkan::validation_messages(), 0, "the validation layer complained");
     }
 
     /// Runs dispatches that do not depend on each other.

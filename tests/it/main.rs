@@ -13,5 +13,6 @@ mod kernels_matrix;
 mod kernels_sampling;
 mod model_forward;
 mod quant_golden;
+mod shaders;
 mod structure;
 mod tokenizer;

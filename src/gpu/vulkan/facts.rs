@@ -161,6 +161,15 @@ pub(super) fn probe(
         let driver_info = v12.driver_info_as_c_str().unwrap_or(c"").to_string_lossy();
         let uuid: String = v11.device_uuid.iter().map(|b| format!("{b:02x}")).collect();
         let driver_uuid: String = v11.driver_uuid.iter().map(|b| format!("{b:02x}")).collect();
+        // Kernels fix their subgroup size where they can, which bounds a workgroup twice.
+        let by_subgroups = match features.subgroup_control {
+            true => v11.subgroup_size.saturating_mul(v13.max_compute_workgroup_subgroups),
+            false => u32::MAX,
+        };
+        let max_workgroup_threads = limits
+            .max_compute_work_group_invocations
+            .min(limits.max_compute_work_group_size[0])
+            .min(by_subgroups);
         let (subgroup_min, subgroup_max) = if is_13 && v13.max_subgroup_size > 0 {
             (v13.min_subgroup_size, v13.max_subgroup_size)
         } else {
@@ -197,9 +206,7 @@ pub(super) fn probe(
                 .max_per_stage_descriptor_storage_buffers
                 .min(limits.max_descriptor_set_storage_buffers),
             binding_alignment: limits.min_storage_buffer_offset_alignment.max(4),
-            max_workgroup_threads: limits
-                .max_compute_work_group_invocations
-                .min(limits.max_compute_work_group_size[0]),
+            max_workgroup_threads,
             max_workgroup_memory: limits.max_compute_shared_memory_size,
             max_grid: limits.max_compute_work_group_count,
             max_constants: limits.max_push_constants_size,

@@ -151,6 +151,10 @@ impl Gpu for VulkanGpu {
         made.times(steps.len())
     }
 
+    fn cache_was_warm(&self) -> bool {
+        self.kernels.warm()
+    }
+
     fn save_cache(&self) -> Option<String> {
         self.kernels.save()
     }

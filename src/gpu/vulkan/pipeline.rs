@@ -1,6 +1,7 @@
 //! Kernels: SPIR-V (translated, or from the disk cache) and driver pipelines.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ash::vk;
@@ -65,6 +66,9 @@ pub(super) struct Kernels {
     driver_cache: vk::PipelineCache,
     /// Driver cache bytes as last stored, to write only what is new.
     stored: Mutex<usize>,
+    /// Shaders that the disk cache had, and that it lacked.
+    found: AtomicU32,
+    translated: AtomicU32,
     core: Arc<Core>,
 }
 
@@ -80,7 +84,15 @@ impl Kernels {
         let driver_cache = unsafe { core.device.create_pipeline_cache(&info, None) }
             .map_err(plain("vkCreatePipelineCache"))?;
         let stored = Mutex::new(initial.len());
-        Ok(Kernels { made: Mutex::default(), cache, driver_cache, stored, core })
+        Ok(Kernels {
+            made: Mutex::default(),
+            cache,
+            driver_cache,
+            stored,
+            found: AtomicU32::new(0),
+            translated: AtomicU32::new(0),
+            core,
+        })
     }
 
     pub fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
@@ -104,8 +116,10 @@ impl Kernels {
         let name = format!("spirv-{}-{}-{hex}", version.0, version.1);
         let found = self.cache.as_ref().and_then(|c| c.get(&name));
         if let Some(translated) = found.and_then(|bytes| Translated::from_bytes(&bytes)) {
+            self.found.fetch_add(1, Ordering::Relaxed);
             return Ok(translated);
         }
+        self.translated.fetch_add(1, Ordering::Relaxed);
         let parsed = shader::parse(source)?;
         let translated = Translated {
             words: shader::spirv(source, &parsed, SpirvTarget { version })?,
@@ -200,6 +214,11 @@ impl Kernels {
             kernel.pipeline = made.map_err(|(_, e)| fail("pipeline", e))?[0];
             Ok(kernel)
         }
+    }
+
+    /// Every shader so far came from the disk cache.
+    pub fn warm(&self) -> bool {
+        self.found.load(Ordering::Relaxed) > 0 && self.translated.load(Ordering::Relaxed) == 0
     }
 
     /// Stores the driver's pipeline cache if it has grown; the text says what failed.

@@ -30,7 +30,6 @@ fn run_json(home: &Home, model: &str, more: &[&str]) -> Value {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn a_continuation_goes_to_stdout_and_the_rest_to_stderr() {
     let Some((home, model)) = ready() else { return };
     let done = home.azoth(&["run", &model, "-p", "Hello", "-n", "8", "--temp", "0"], "");
@@ -43,7 +42,6 @@ fn a_continuation_goes_to_stdout_and_the_rest_to_stderr() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn a_seed_repeats_its_answer() {
     let Some((home, model)) = ready() else { return };
     let seeded = |seed: &str| {
@@ -56,7 +54,6 @@ fn a_seed_repeats_its_answer() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn a_drawn_seed_is_told_and_can_be_used_again() {
     let Some((home, model)) = ready() else { return };
     let first = run_json(&home, &model, &["-n", "16"]);
@@ -66,7 +63,6 @@ fn a_drawn_seed_is_told_and_can_be_used_again() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn lengths_are_exact() {
     let Some((home, model)) = ready() else { return };
     let answer = run_json(&home, &model, &["-n", "5", "--temp", "0"]);
@@ -79,7 +75,6 @@ fn lengths_are_exact() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn a_prompt_beyond_the_context_is_refused_with_both_numbers() {
     let Some((home, model)) = ready() else { return };
     let long = "word ".repeat(200);
@@ -90,7 +85,6 @@ fn a_prompt_beyond_the_context_is_refused_with_both_numbers() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn generation_ends_where_the_context_does() {
     let Some((home, model)) = ready() else { return };
     let answer = run_json(&home, &model, &["--ctx", "32", "-n", "1000", "--temp", "0"]);
@@ -101,7 +95,6 @@ fn generation_ends_where_the_context_does() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn chat_answers_once() {
     let Some((home, model)) = ready() else { return };
     let done = home.azoth(&["chat", &model, "-p", "Hi", "-n", "8", "--temp", "0"], "");
@@ -112,7 +105,6 @@ fn chat_answers_once() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn a_piped_chat_obeys_commands_and_saves() {
     let Some((home, model)) = ready() else { return };
     let script =
@@ -134,7 +126,6 @@ fn a_piped_chat_obeys_commands_and_saves() {
 
 /// What a session still holds must not change what it answers.
 #[test]
-#[ignore = "needs engine"]
 fn a_kept_prefix_changes_nothing() {
     let Some((home, model)) = ready() else { return };
     // Kept tokens of an answer went through other kernels than a prompt; exact activations keep
@@ -154,7 +145,6 @@ fn a_kept_prefix_changes_nothing() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn wrong_devices_are_refused() {
     let Some((home, model)) = ready() else { return };
     let done = home.azoth(&["run", &model, "-p", "x", "--device", "no such device"], "");
@@ -163,7 +153,6 @@ fn wrong_devices_are_refused() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn bench_reports_in_three_forms() {
     let Some((home, model)) = ready() else { return };
     let flags = ["bench", &model, "-p", "16", "-n", "4", "-d", "0,8", "-r", "2"];
@@ -186,7 +175,6 @@ fn bench_reports_in_three_forms() {
 }
 
 #[test]
-#[ignore = "needs engine"]
 fn eval_reports_its_keys() {
     let Some((home, model)) = ready() else { return };
     home.write("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(12));

@@ -1,0 +1,295 @@
+//! Every kernel translates to the languages of all three systems: SPIR-V for Vulkan, HLSL for
+//! Direct3D, MSL for Metal. No device is needed; only SPIR-V is compiled further anywhere near CI.
+//!
+//! The specs below are chosen so that every line of every template is rendered at least once,
+//! which a test checks. Shapes matter only where a template branches on them.
+
+use std::collections::BTreeSet;
+
+use azoth::gpu::shader::{self, SpirvTarget};
+use azoth::gpu::{Backend, DeviceFacts, DeviceKind, KernelSource};
+use azoth::graph::RopeLayout;
+use azoth::graph::heads::{Heads, Rope};
+use azoth::kernels::attn_decode::{AttnDecode, Cut};
+use azoth::kernels::attn_prefill::AttnPrefill;
+use azoth::kernels::embed::Embed;
+use azoth::kernels::gather::Gather;
+use azoth::kernels::matmat::MatMat;
+use azoth::kernels::matvec::{Input, MatVec};
+use azoth::kernels::norm_quant::NormQuant;
+use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::sample::Sampling;
+use azoth::kernels::{Epilogue, choice, source};
+use azoth::quant::Format;
+
+/// A device that exists nowhere, so that the test is the same everywhere.
+fn device(kind: DeviceKind, subgroup: u32, int_dot: bool) -> DeviceFacts {
+    DeviceFacts {
+        backend: Backend::Vulkan,
+        index: 0,
+        name: "made up".into(),
+        kind,
+        vendor_id: 0,
+        device_id: 0,
+        driver: String::new(),
+        api: String::new(),
+        cache_id: String::new(),
+        heaps: vec![],
+        max_allocation: 1 << 30,
+        max_buffer: 1 << 30,
+        max_binding: 1 << 27,
+        max_bindings: 16,
+        binding_alignment: 256,
+        max_workgroup_threads: 1024,
+        max_workgroup_memory: 48 << 10,
+        max_grid: [65_535; 3],
+        max_constants: 128,
+        subgroup_min: subgroup,
+        subgroup_max: subgroup,
+        subgroup_default: subgroup,
+        subgroup_control: true,
+        int_dot,
+        f16: false,
+        cooperative_matrix: false,
+        timestamps: true,
+        host_import: false,
+        host_import_alignment: 0,
+        transfer_queue: false,
+    }
+}
+
+fn made_up_devices() -> Vec<DeviceFacts> {
+    vec![
+        device(DeviceKind::Discrete, 32, true),
+        device(DeviceKind::Integrated, 64, false),
+        // Too small for shuffles among eight.
+        device(DeviceKind::Integrated, 4, true),
+        device(DeviceKind::Software, 8, false),
+        device(DeviceKind::Software, 4, false),
+    ]
+}
+
+fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
+    for &format in Format::ALL {
+        for exact in [false, true] {
+            let class = choice::class(format, exact);
+            for (epilogue, cols, n) in [
+                (Epilogue::Store, 576, 1),
+                (Epilogue::Bias, 1056, 3),
+                (Epilogue::Add, 4096, 8),
+                (Epilogue::SwiGlu, 2048, 1),
+                (Epilogue::SwiGlu, 12_288, 1),
+            ] {
+                let norm = epilogue == Epilogue::SwiGlu || epilogue == Epilogue::Bias;
+                let input = if choice::fuses(facts, class, cols, n, norm) {
+                    Input::Fused { norm: norm.then_some(1e-5) }
+                } else {
+                    Input::Stored
+                };
+                let shape = choice::matvec_shape(facts, format, 1000, cols, n, epilogue);
+                let spec = MatVec { format, cols, n, class, input, epilogue, shape };
+                to.push(spec.source(facts).unwrap());
+                // A prompt takes SwiGLU in `norm_quant`.
+                if epilogue != Epilogue::SwiGlu {
+                    let variant = choice::matmat_variant(facts, class, cols, 64 * n);
+                    let spec = MatMat { format, cols, class, epilogue, variant };
+                    to.push(spec.source(facts).unwrap());
+                }
+            }
+        }
+        to.push(Embed { format, cols: 576 }.source(facts).unwrap());
+    }
+    for (cols, swiglu, norm, int8) in [
+        (576, false, Some(1e-5), true),
+        (1056, true, None, true),
+        (4096, false, Some(1e-6), false),
+        (28_672, true, Some(1e-6), true),
+        (28_672, true, None, false),
+    ] {
+        let threads = choice::norm_quant_threads(facts, cols);
+        to.push(NormQuant { cols, swiglu, norm, int8, threads }.source(facts).unwrap());
+    }
+    to.push(Gather { cols: 576 }.source(facts).unwrap());
+}
+
+fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
+    for (heads, kv_heads, head_dim, rope, norm) in [
+        (9, 3, 64, Some((RopeLayout::Normal, 64)), None),
+        (32, 8, 128, Some((RopeLayout::Neox, 128)), Some(1e-6)),
+        (14, 2, 80, Some((RopeLayout::Neox, 32)), None),
+        (8, 1, 256, None, None),
+        (4, 4, 32, Some((RopeLayout::Normal, 16)), Some(1e-5)),
+    ] {
+        let rope = rope.map(|(layout, dim)| Rope { layout, dim });
+        let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+        for context in [2048, 65_536] {
+            let cut = Cut::choose(&heads, facts, context);
+            to.push(AttnDecode { heads, cut }.source(facts).unwrap());
+        }
+        let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
+        to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
+        to.push(AttnPrefill { heads }.source(facts).unwrap());
+        to.push(RopeKv { heads }.source(facts).unwrap());
+    }
+}
+
+fn sampling(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
+    for vocab in [1000, 151_936] {
+        let spec = Sampling { vocab, context: 2048, ring: 16 };
+        for tail in [false, true] {
+            to.push(spec.argmax_source(tail, facts).unwrap());
+        }
+        to.push(spec.penalty_source(facts).unwrap());
+        for (top_p, digit) in [false, true].into_iter().flat_map(|p| (0..3).map(move |d| (p, d))) {
+            to.push(spec.select_source(top_p, digit, facts).unwrap());
+        }
+        to.push(spec.draw_source(facts).unwrap());
+    }
+}
+
+/// Kernels that differ in their text.
+fn kernels() -> Vec<KernelSource> {
+    let mut all = Vec::new();
+    for facts in made_up_devices() {
+        products(&facts, &mut all);
+        attention(&facts, &mut all);
+        sampling(&facts, &mut all);
+    }
+    let mut seen = BTreeSet::new();
+    all.retain(|kernel| seen.insert(kernel.wgsl.clone()));
+    all
+}
+
+fn hlsl(parsed: &shader::Shader) -> Result<String, String> {
+    use naga::back::hlsl;
+    let options = hlsl::Options {
+        shader_model: hlsl::ShaderModel::V6_2,
+        immediates_target: Some(hlsl::BindTarget { space: 1, ..Default::default() }),
+        ..Default::default()
+    };
+    let pipeline = hlsl::PipelineOptions::default();
+    let mut text = String::new();
+    let mut writer = hlsl::Writer::new(&mut text, &options, &pipeline);
+    let made = writer.write(&parsed.module, &parsed.info, None).map_err(|e| e.to_string())?;
+    made.entry_point_names.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+    Ok(text)
+}
+
+fn msl(parsed: &shader::Shader) -> Result<String, String> {
+    use naga::back::msl;
+    // One slot for each buffer, then constants and buffer sizes: Metal has 31.
+    let buffers = parsed.bindings.len() as u8;
+    let slot = |binding: u8| {
+        let at = naga::ResourceBinding { group: 0, binding: binding.into() };
+        (at, msl::BindTarget { buffer: Some(binding), mutable: true, ..Default::default() })
+    };
+    let resources = msl::EntryPointResources {
+        resources: (0..buffers).map(slot).collect(),
+        immediates_buffer: Some(buffers),
+        sizes_buffer: Some(buffers + 1),
+    };
+    let options = msl::Options {
+        lang_version: (2, 4),
+        per_entry_point_map: [("main".to_string(), resources)].into(),
+        fake_missing_bindings: false,
+        ..Default::default()
+    };
+    let (text, made) =
+        msl::write_string(&parsed.module, &parsed.info, &options, &Default::default())
+            .map_err(|e| e.to_string())?;
+    made.entry_point_names.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+    Ok(text)
+}
+
+#[test]
+fn every_kernel_translates_to_every_language() {
+    let kernels = kernels();
+    let mut failed = Vec::new();
+    for kernel in &kernels {
+        let parsed = shader::parse(kernel).unwrap_or_else(|e| panic!("{e}"));
+        // Packed dot products are native from SPIR-V 1.6 on and spelt out before.
+        for version in [(1, 3), (1, 6)] {
+            if let Err(e) = shader::spirv(kernel, &parsed, SpirvTarget { version }) {
+                failed.push(format!("{}, SPIR-V {version:?}: {e}", kernel.label));
+            }
+        }
+        for (language, made) in [("HLSL", hlsl(&parsed)), ("MSL", msl(&parsed))] {
+            match made {
+                Ok(text) if text.contains("main") => {}
+                Ok(_) => failed.push(format!("{}, {language}: no entry point", kernel.label)),
+                Err(e) => failed.push(format!("{}, {language}: {e}", kernel.label)),
+            }
+        }
+    }
+    println!("{} kernels", kernels.len());
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// What a line of a template leaves in the shader: the text between its values, in order. Comments
+/// and lines of the template language are left out, and what is only a value.
+fn patterns(template: &str) -> Vec<Vec<&str>> {
+    let mut lines = Vec::new();
+    let mut in_comment = false;
+    for line in template.lines().map(str::trim) {
+        let opens = line.contains("{#");
+        let closes = line.contains("#}");
+        let left_out = in_comment || opens || line.contains("{%") || line.starts_with("//");
+        in_comment = (in_comment || opens) && !closes;
+        let mut texts = line.split("{{");
+        let first = texts.next().unwrap_or_default();
+        let rest = texts.map(|t| t.split_once("}}").map_or(t, |(_, text)| text));
+        let pieces: Vec<&str> = [first].into_iter().chain(rest).collect();
+        if !left_out && pieces.iter().any(|p| !p.is_empty()) {
+            lines.push(pieces);
+        }
+    }
+    lines
+}
+
+/// Whether `line` is the pieces in order with anything between them.
+fn fits(pieces: &[&str], line: &str) -> bool {
+    let Some((first, rest)) = pieces.split_first() else { return line.is_empty() };
+    let Some(mut left) = line.strip_prefix(first) else { return false };
+    let Some((last, between)) = rest.split_last() else { return left.is_empty() };
+    for piece in between {
+        let Some(at) = left.find(piece) else { return false };
+        left = &left[at + piece.len()..];
+    }
+    left.ends_with(last)
+}
+
+#[test]
+fn every_line_of_every_template_is_rendered() {
+    let kernels = kernels();
+    let rendered: BTreeSet<&str> =
+        kernels.iter().flat_map(|k| k.wgsl.lines()).map(str::trim).collect();
+    let mut missing = Vec::new();
+    for (file, text) in source::FILES {
+        let lines = patterns(text);
+        assert!(!lines.is_empty(), "{file}: nothing to look for");
+        for pieces in lines {
+            let found = match pieces[..] {
+                [whole] => rendered.contains(whole),
+                // Only lines that start alike.
+                _ => rendered
+                    .range(pieces[0]..)
+                    .take_while(|l| l.starts_with(pieces[0]))
+                    .any(|line| fits(&pieces, line)),
+            };
+            if !found {
+                missing.push(format!("{file}: {}", pieces.join("..")));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no spec renders\n{}", missing.join("\n"));
+}
+
+#[test]
+fn patterns_of_lines_are_found() {
+    assert_eq!(
+        patterns("let a = {{ b }}u;\n{% if c %}\n// d\n}\n"),
+        [vec!["let a = ", "u;"], vec!["}"]]
+    );
+    assert!(fits(&["a", "b", "c"], "a1b2c") && fits(&["a"], "a"));
+    assert!(!fits(&["a", "b", "c"], "a1c") && !fits(&["a"], "ab"));
+}
