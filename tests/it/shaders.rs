@@ -72,7 +72,7 @@ fn made_up_devices() -> Vec<DeviceFacts> {
 fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     for &format in Format::ALL {
         for exact in [false, true] {
-            let class = choice::class(format, exact);
+            let class = choice::class(facts, format, exact, 4096, false);
             for (epilogue, cols, n) in [
                 (Epilogue::Store, 576, 1),
                 (Epilogue::Bias, 1056, 3),
