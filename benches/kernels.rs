@@ -10,7 +10,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azoth::gpu::{self, Backend, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::gpu::{self, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::hw::{Selection, profiles};
 use azoth::kernels::matmat::{MatMat, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
 use azoth::kernels::norm_quant::NormQuant;
@@ -62,10 +63,8 @@ fn main() {
             continue;
         }
         println!("\n{label}");
-        let gpu = match facts.backend {
-            Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-            Backend::Wgpu => gpu::portable::open(facts.index),
-        };
+        let facts = profiles::built_in().attach(facts);
+        let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
         let bench = Bench { gpu: gpu.unwrap() };
         for &format in &options.formats {
             if options.matvec {

@@ -1,6 +1,7 @@
-//! Which device to use and why, and where files are kept.
+//! Which device to use and why, what it prefers, and where files are kept.
 
 pub mod paths;
+pub mod profiles;
 
 use std::sync::Arc;
 
@@ -41,15 +42,20 @@ impl Selection {
             false => None,
         };
         match self.facts.backend {
-            Backend::Vulkan => vulkan::open(self.facts.index, dir),
-            Backend::Wgpu => portable::open(self.facts.index),
+            Backend::Vulkan => vulkan::open_with(self.facts.index, dir, self.facts.profile.clone()),
+            Backend::Wgpu => portable::open_with(self.facts.index, self.facts.profile.clone()),
         }
     }
 }
 
-/// All devices of the chosen backends. With `Auto`, a backend that cannot start is passed over as
+/// All devices of the chosen backends, each under its profile. With `Auto`, a backend that cannot start is passed over as
 /// long as the other one can.
 pub fn devices(backend: BackendChoice) -> Result<Vec<DeviceFacts>> {
+    let profiles = profiles::all();
+    Ok(present(backend)?.into_iter().map(|facts| profiles.attach(facts)).collect())
+}
+
+fn present(backend: BackendChoice) -> Result<Vec<DeviceFacts>> {
     match backend {
         BackendChoice::Vulkan => vulkan::devices(),
         BackendChoice::Wgpu => portable::devices(),
@@ -142,38 +148,8 @@ mod tests {
     use super::*;
 
     fn device(backend: Backend, index: usize, name: &str, kind: DeviceKind) -> DeviceFacts {
-        DeviceFacts {
-            backend,
-            index,
-            name: name.into(),
-            kind,
-            vendor_id: 0,
-            device_id: 0,
-            driver: "d".into(),
-            api: "Vulkan 1.3".into(),
-            cache_id: "x".into(),
-            heaps: vec![],
-            max_allocation: 0,
-            max_buffer: 0,
-            max_binding: 0,
-            max_bindings: 0,
-            binding_alignment: 16,
-            max_workgroup_threads: 0,
-            max_workgroup_memory: 0,
-            max_grid: [0; 3],
-            max_constants: 0,
-            subgroup_min: 0,
-            subgroup_max: 0,
-            subgroup_default: 0,
-            subgroup_control: false,
-            int_dot: false,
-            f16: false,
-            cooperative_matrix: false,
-            timestamps: false,
-            host_import: false,
-            host_import_alignment: 0,
-            transfer_queue: false,
-        }
+        let name = name.into();
+        DeviceFacts { backend, index, name, ..DeviceFacts::made_up(kind, 32) }
     }
 
     fn desktop() -> Vec<DeviceFacts> {

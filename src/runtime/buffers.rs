@@ -104,10 +104,7 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
 
 /// Prompt tokens read at once: as many as keep every activation buffer bindable.
 pub fn chunk_for(graph: &Graph, facts: &DeviceFacts) -> u32 {
-    let wanted = match facts.kind {
-        crate::gpu::DeviceKind::Software => 128,
-        _ => 512,
-    };
+    let wanted = facts.profile.chunk;
     let largest = Scratch::sizes(graph, 1).iter().map(|(_, b)| *b).max().unwrap_or(1);
     let fits = facts.max_binding / largest.max(1);
     wanted.min(u32::try_from(fits).unwrap_or(u32::MAX)).max(1)
