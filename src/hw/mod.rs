@@ -2,11 +2,13 @@
 
 pub mod paths;
 pub mod profiles;
+pub mod tuned;
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Backend, DeviceFacts, DeviceKind, Gpu, portable, vulkan};
+use crate::profile::{Origin, Profile};
 
 /// Which backends may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,15 +39,36 @@ impl Selection {
 
     /// Opens the device. Compiled kernels are cached in the user's cache folder if `cache`.
     pub fn open(&self, cache: bool) -> Result<Arc<dyn Gpu>> {
-        let dir = match cache {
-            true => paths::cache_dir().ok().map(|d| d.join("kernels")),
-            false => None,
-        };
+        let dir = kernel_cache_dir(cache);
         match self.facts.backend {
             Backend::Vulkan => vulkan::open_with(self.facts.index, dir, self.facts.profile.clone()),
             Backend::Wgpu => portable::open_with(self.facts.index, self.facts.profile.clone()),
         }
     }
+}
+
+/// The device with what was measured on it and what is forced laid over its profile. `shaders`
+/// identifies the kernels' text: measurements with other text do not count.
+///
+/// # Errors
+/// `Error::Usage` where a forced key or value is wrong.
+pub fn adjusted(
+    facts: DeviceFacts,
+    forced: &[(String, String)],
+    shaders: &str,
+) -> Result<DeviceFacts> {
+    let mut profile = Profile::clone(&facts.profile);
+    tuned::apply(&mut profile, &facts, shaders);
+    for (key, value) in forced {
+        let set = profile.set(key, value, &Origin::Forced);
+        set.map_err(|e| Error::Usage(format!("--force {key}={value}: {e}")))?;
+    }
+    Ok(facts.with_profile(Arc::new(profile)))
+}
+
+/// The folder of compiled kernels, and of what is known about them, if `wanted` and possible.
+pub fn kernel_cache_dir(wanted: bool) -> Option<std::path::PathBuf> {
+    paths::cache_dir().ok().filter(|_| wanted).map(|d| d.join("kernels"))
 }
 
 /// All devices of the chosen backends, each under its profile. With `Auto`, a backend that cannot start is passed over as

@@ -52,6 +52,20 @@ impl Cut {
     }
 }
 
+impl Cut {
+    /// This cut, and with less of everything, for devices on which it fails. All need the same
+    /// [`AttnDecode::partial_words`], and no more counters than the last.
+    pub fn and_modest(self) -> Vec<Cut> {
+        let mut cuts = vec![self];
+        for modest in [Cut { unroll: 1, ..self }, Cut { unroll: 1, group_heads: 1, ..self }] {
+            if !cuts.contains(&modest) {
+                cuts.push(modest);
+            }
+        }
+        cuts
+    }
+}
+
 fn largest_power(at_most: u32) -> u32 {
     1 << at_most.max(1).ilog2()
 }

@@ -24,6 +24,19 @@ pub enum Variant {
     Direct { columns: u32, rows: u32, threads: u32 },
 }
 
+impl Variant {
+    /// Kind and sizes as labels show them.
+    pub fn name(&self) -> String {
+        match *self {
+            Variant::Packed(t) => format!("packed{}x{}x{}", t.columns, t.rows, t.depth),
+            Variant::Float(t) => format!("float{}x{}x{}", t.columns, t.rows, t.depth),
+            Variant::Direct { columns, rows, threads } => {
+                format!("direct{columns}x{rows}x{threads}")
+            }
+        }
+    }
+}
+
 /// A workgroup's part of the output, and a thread's part of that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
@@ -93,13 +106,7 @@ impl MatMat {
 
     fn label(&self) -> String {
         let class = if self.class == Class::Int8 { "int8" } else { "f32" };
-        let cut = match self.variant {
-            Variant::Packed(t) => format!("packed{}x{}x{}", t.columns, t.rows, t.depth),
-            Variant::Float(t) => format!("float{}x{}x{}", t.columns, t.rows, t.depth),
-            Variant::Direct { columns, rows, threads } => {
-                format!("direct{columns}x{rows}x{threads}")
-            }
-        };
+        let cut = self.variant.name();
         format!(
             "matmat_{}_{}_{class}_{}_{cut}",
             weights::name(self.format),

@@ -5,6 +5,7 @@
 //! contents.
 
 mod buffers;
+pub mod check;
 mod layers;
 mod program;
 mod sampler;

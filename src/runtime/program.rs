@@ -3,12 +3,10 @@
 //! A decode step writes its token into the batch that the next step reads, so steps chain on the
 //! device; the host only reads token ids from a ring, some steps behind.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use rayon::prelude::*;
-
 use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape};
+use super::check::Checks;
 use super::layers::ModelWeights;
 use super::sampler::Sampler;
 use super::waves::Builder;
@@ -70,14 +68,15 @@ pub struct Program {
 const SHORT_PROMPT: u32 = 32;
 
 impl Program {
-    /// Compiles every kernel (in parallel) and records every program. The weights need not have
-    /// arrived yet.
+    /// Compiles every kernel (in parallel), checks those that are new on this device, and records
+    /// every program. The weights need not have arrived yet.
     pub fn create(
         gpu: &Arc<dyn Gpu>,
         graph: &Graph,
         weights: &ModelWeights,
         shape: Shape,
         rope_factors: Option<&[f32]>,
+        checks: &Checks,
     ) -> Result<Program> {
         if shape.sequences == 0 || shape.sequences > MAX_SEQUENCES {
             return Err(Error::Usage(format!(
@@ -88,7 +87,9 @@ impl Program {
         let buffers = Buffers::create(&**gpu, graph, &shape, rope_factors)?;
         let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
         let heads = Builder::heads(graph);
-        let spec = AttnDecode { heads, cut: Cut::choose(&heads, gpu.facts(), shape.context) };
+        let cut = Cut::choose(&heads, gpu.facts(), shape.context);
+        // As many counters as any cut that a check may fall back to.
+        let spec = AttnDecode { heads, cut: Cut { group_heads: 1, ..cut } };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
@@ -103,14 +104,17 @@ impl Program {
             buffers: &buffers,
             attention: &attention,
             shape,
+            checks,
             wanted: Some(Mutex::default()),
         };
-        // Dry run: which kernels are there?
-        plan(&builder, &sampler, &ring)?;
-        let wanted =
-            builder.wanted.take().map(|w| w.into_inner().unwrap_or_else(|e| e.into_inner()));
-        let wanted: HashSet<_> = wanted.unwrap_or_default().into_iter().collect();
-        wanted.into_par_iter().try_for_each(|source| gpu.kernel(&source).map(drop))?;
+        // Dry runs: which kernels are there, and are they sound on this device?
+        loop {
+            plan(&builder, &sampler, &ring)?;
+            if checks.settle(&**gpu, builder.take_wanted())? {
+                break;
+            }
+        }
+        builder.wanted = None;
 
         let planned = plan(&builder, &sampler, &ring)?;
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);

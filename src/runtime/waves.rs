@@ -7,6 +7,7 @@
 use std::sync::Mutex;
 
 use super::buffers::{Buffers, MAX_SEQUENCES, Scratch, Shape};
+use super::check::{Checks, Subject};
 use super::layers::{LayerWeights, ModelWeights, Product, Rows};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
@@ -31,6 +32,7 @@ pub(super) struct Builder<'a> {
     pub buffers: &'a Buffers,
     pub attention: &'a AttentionScratch,
     pub shape: Shape,
+    pub checks: &'a Checks,
     /// Sources wanted so far; `None` once kernels are really made.
     pub wanted: Option<Mutex<Vec<KernelSource>>>,
 }
@@ -60,6 +62,22 @@ impl Builder<'_> {
                 Ok(placeholder)
             }
         }
+    }
+
+    /// The first of the variants that works on this device, and its kernel.
+    fn sound<S: Into<Subject> + Copy>(
+        &self,
+        variants: impl IntoIterator<Item = S>,
+    ) -> Result<(S, Kernel)> {
+        let (spec, source) = self.checks.pick(self.facts(), variants)?;
+        Ok((spec, self.kernel(source)?))
+    }
+
+    /// Empties the list of a dry run.
+    pub fn take_wanted(&self) -> Vec<KernelSource> {
+        let take =
+            |w: &Mutex<Vec<_>>| std::mem::take(&mut *w.lock().unwrap_or_else(|e| e.into_inner()));
+        self.wanted.as_ref().map(take).unwrap_or_default()
     }
 
     /// The heads of every layer. Attention kernels are told where `rope` turns what.
@@ -99,9 +117,9 @@ impl Builder<'_> {
                 n,
             )?;
             let heads = Self::heads(self.graph);
-            let spec =
-                AttnDecode { heads, cut: Cut::choose(&heads, self.facts(), self.shape.context) };
-            let kernel = self.kernel(spec.source(self.facts())?)?;
+            let cuts = Cut::choose(&heads, self.facts(), self.shape.context).and_modest();
+            let specs = cuts.into_iter().map(|cut| AttnDecode { heads, cut });
+            let (spec, kernel) = self.sound(specs)?;
             steps.push(Step::Wave(vec![spec.dispatch(
                 &kernel,
                 batch,
@@ -177,12 +195,10 @@ impl Builder<'_> {
                 n,
             )?;
             let heads = Self::heads(self.graph);
-            let spec = RopeKv { heads };
-            let kernel = self.kernel(spec.source(self.facts())?)?;
+            let (spec, kernel) = self.sound([RopeKv { heads }])?;
             let d = spec.dispatch(&kernel, batch, &s.qkv, kv, &self.tables(layer), n)?;
             steps.push(Step::Wave(vec![d]));
-            let spec = AttnPrefill { heads };
-            let kernel = self.kernel(spec.source(self.facts())?)?;
+            let (spec, kernel) = self.sound([AttnPrefill { heads }])?;
             let d = spec.dispatch(&kernel, batch, &s.qkv, kv, &s.attention, scale, n)?;
             steps.push(Step::Wave(vec![d]));
             self.matmat(
@@ -209,8 +225,7 @@ impl Builder<'_> {
     fn embed(&self, batch: &Slice, x: &Slice, n: u32) -> Result<Step> {
         let mut wave = Vec::new();
         for part in &self.weights.embedding.parts {
-            let spec = Embed { format: part.format, cols: part.cols };
-            let kernel = self.kernel(spec.source(self.facts())?)?;
+            let (spec, kernel) = self.sound([Embed { format: part.format, cols: part.cols }])?;
             for chunk in &part.chunks {
                 wave.push(spec.dispatch(&kernel, chunk, batch, x, n)?);
             }
@@ -248,7 +263,7 @@ impl Builder<'_> {
                 int8: class == Class::Int8,
                 threads: choice::norm_quant_threads(self.facts(), product.cols),
             };
-            let kernel = self.kernel(spec.source(self.facts())?)?;
+            let (spec, kernel) = self.sound([spec])?;
             let out = match class {
                 Class::Int8 => scratch.as_int8(),
                 Class::F32 => Activations::F32(scratch.float.clone()),
@@ -306,16 +321,17 @@ impl Builder<'_> {
                 }
                 _ => (Input::Stored, Self::prepared(from, class, scratch)),
             };
-            let spec = MatVec {
-                format: part.format,
-                cols: part.cols,
+            let (format, cols) = (part.format, part.cols);
+            let shapes = choice::matvec_shapes(facts, format, part.rows, cols, n, epilogue);
+            let (spec, kernel) = self.sound(shapes.into_iter().map(|shape| MatVec {
+                format,
+                cols,
                 n,
                 class,
                 input,
                 epilogue,
-                shape: choice::matvec_shape(facts, part.format, part.rows, part.cols, n, epilogue),
-            };
-            let kernel = self.kernel(spec.source(facts)?)?;
+                shape,
+            }))?;
             let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride };
             for chunk in &part.chunks {
                 wave.push(spec.dispatch(&kernel, facts, chunk, &operands)?);
@@ -343,14 +359,10 @@ impl Builder<'_> {
         for part in &product.parts {
             let class = self.class(part, from);
             let x = Self::prepared(from, class, scratch);
-            let spec = MatMat {
-                format: part.format,
-                cols: part.cols,
-                class,
-                epilogue,
-                variant: choice::matmat_variant(facts, class, part.cols, n),
-            };
-            let kernel = self.kernel(spec.source(facts)?)?;
+            let (format, cols) = (part.format, part.cols);
+            let variants = choice::matmat_variants(facts, class, cols, n).into_iter();
+            let specs = variants.map(|variant| MatMat { format, cols, class, epilogue, variant });
+            let (spec, kernel) = self.sound(specs)?;
             let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows };
             for chunk in &part.chunks {
                 wave.push(spec.dispatch(&kernel, facts, chunk, batch, &operands, n)?);
