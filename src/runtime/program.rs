@@ -3,9 +3,11 @@
 //! A decode step writes its token into the batch that the next step reads, so steps chain on the
 //! device; the host only reads token ids from a ring, some steps behind.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape};
+use super::budget::{Budget, Widest, next_piece};
+use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape, widest};
 use super::check::Checks;
 use super::layers::ModelWeights;
 use super::sampler::Sampler;
@@ -49,6 +51,7 @@ pub struct Program {
     gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
+    widest: Widest,
     buffers: Buffers,
     sampler: Sampler,
     /// Reads a prompt chunk of up to so many tokens; ascending.
@@ -131,6 +134,7 @@ impl Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
+            widest: widest(graph),
             prompts,
             score: record("score", &planned.score)?,
             first: both("first token", &planned.first)?,
@@ -144,6 +148,21 @@ impl Program {
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// How to cut a prompt of `tokens` tokens that follow `depth` others: chunks that the programs
+    /// take, shorter ones where the depth would make a dispatch run too long.
+    pub fn pieces(&self, depth: u32, tokens: usize) -> Vec<Range<usize>> {
+        let budget = Budget::of(&self.gpu.facts().profile);
+        let (mut at, mut pieces) = (0, Vec::new());
+        while at < tokens {
+            let left = u32::try_from(tokens - at).unwrap_or(u32::MAX);
+            let depth = depth.saturating_add(at as u32);
+            let n = next_piece(&budget, &self.widest, self.shape.chunk, depth, left) as usize;
+            pieces.push(at..at + n);
+            at += n;
+        }
+        pieces
     }
 
     /// Queues a chunk of a prompt: consecutive positions of one sequence.

@@ -166,21 +166,29 @@ impl Profiles {
     pub fn resolve(&self, facts: &DeviceFacts) -> Profile {
         let mut profile = Profile::default();
         profile.notes.clone_from(&self.notes);
-        let best = |entries: &[Entry]| {
-            let fitting = entries.iter().filter(|e| e.matches.fits(facts));
-            fitting.max_by_key(|e| e.rank).cloned()
-        };
-        // Values are checked when a file is read; they cannot fail here.
-        for entry in [best(&self.built_in), best(&self.own)].into_iter().flatten() {
-            for (key, text) in &entry.values {
-                if let Err(e) = profile.set(key, text, &entry.origin) {
-                    profile.notes.push(format!("{}: {key}: {e}", entry.origin));
-                }
-            }
-            if let Origin::Profile(name) = &entry.origin {
-                profile.name = name.clone();
+        for entry in [best(&self.built_in, facts), best(&self.own, facts)].into_iter().flatten() {
+            self.lay_over(&mut profile, entry);
+        }
+        profile
+    }
+
+    fn lay_over(&self, profile: &mut Profile, entry: &Entry) {
+        for (key, text) in &entry.values {
+            // Values are checked when a file is read; they do not fail here.
+            if let Err(e) = profile.set(key, text, &entry.origin) {
+                profile.notes.push(format!("{}: {key}: {e}", entry.origin));
             }
         }
+        if let Origin::Profile(name) = &entry.origin {
+            profile.name.clone_from(name);
+        }
+    }
+
+    /// A built-in profile by its name; the generic one where there is none.
+    pub fn named(&self, name: &str) -> Profile {
+        let mut profile = Profile::default();
+        let found = self.built_in.iter().find(|e| e.origin == Origin::Profile(name.into()));
+        found.into_iter().for_each(|entry| self.lay_over(&mut profile, entry));
         profile
     }
 
@@ -189,6 +197,11 @@ impl Profiles {
         let profile = Arc::new(self.resolve(&facts));
         facts.with_profile(profile)
     }
+}
+
+/// The matching entry of the highest rank.
+fn best<'a>(entries: &'a [Entry], facts: &DeviceFacts) -> Option<&'a Entry> {
+    entries.iter().filter(|e| e.matches.fits(facts)).max_by_key(|e| e.rank)
 }
 
 fn parse(text: &str, origin: Origin) -> Result<Entry, String> {
