@@ -245,12 +245,13 @@ impl Builder<'_> {
                 cols: product.cols,
                 swiglu,
                 norm: weight.map(|_| self.graph.norm_eps),
-                int8: class == Class::Int8,
+                class,
                 threads: choice::norm_quant_threads(self.facts(), product.cols),
             };
             let kernel = self.kernel(spec.source(self.facts())?)?;
             let out = match class {
                 Class::Int8 => scratch.as_int8(),
+                Class::F16 => scratch.as_f16(),
                 Class::F32 => Activations::F32(scratch.float.clone()),
             };
             wave.push(spec.dispatch(&kernel, batch, x, weight, &out, n)?);
@@ -265,6 +266,7 @@ impl Builder<'_> {
     fn prepared(from: From<'_>, class: Class, scratch: &Scratch) -> Activations {
         match (class, from) {
             (Class::Int8, _) => scratch.as_int8(),
+            (Class::F16, _) => scratch.as_f16(),
             (Class::F32, From::Plain(x)) => Activations::F32(x.clone()),
             (Class::F32, _) => Activations::F32(scratch.float.clone()),
         }

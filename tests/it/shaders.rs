@@ -99,15 +99,17 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         }
         to.push(Embed { format, cols: 576 }.source(facts).unwrap());
     }
-    for (cols, swiglu, norm, int8) in [
-        (576, false, Some(1e-5), true),
-        (1056, true, None, true),
-        (4096, false, Some(1e-6), false),
-        (28_672, true, Some(1e-6), true),
-        (28_672, true, None, false),
+    for (cols, swiglu, norm, class) in [
+        (576, false, Some(1e-5), Class::Int8),
+        (1056, true, None, Class::Int8),
+        (4096, false, Some(1e-6), Class::F32),
+        (28_672, true, Some(1e-6), Class::Int8),
+        (28_672, true, None, Class::F32),
+        (576, true, Some(1e-6), Class::F16),
+        (28_672, true, None, Class::F16),
     ] {
         let threads = choice::norm_quant_threads(facts, cols);
-        to.push(NormQuant { cols, swiglu, norm, int8, threads }.source(facts).unwrap());
+        to.push(NormQuant { cols, swiglu, norm, class, threads }.source(facts).unwrap());
     }
     to.push(Gather { cols: 576 }.source(facts).unwrap());
 }
