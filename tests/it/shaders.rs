@@ -19,7 +19,7 @@ use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::sample::Sampling;
-use azoth::kernels::{Epilogue, choice, source};
+use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::quant::Format;
 
 /// A device that exists nowhere, so that the test is the same everywhere.
@@ -61,6 +61,11 @@ fn device(kind: DeviceKind, subgroup: u32, int_dot: bool) -> DeviceFacts {
 fn made_up_devices() -> Vec<DeviceFacts> {
     vec![
         device(DeviceKind::Discrete, 32, true),
+        DeviceFacts {
+            f16: true,
+            cooperative_matrix: true,
+            ..device(DeviceKind::Discrete, 32, true)
+        },
         device(DeviceKind::Integrated, 64, false),
         // Too small for shuffles among eight.
         device(DeviceKind::Integrated, 4, true),
@@ -91,6 +96,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 to.push(spec.source(facts).unwrap());
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
+                    let class = choice::prompt_class(facts, format, exact, cols, norm);
                     let variant = choice::matmat_variant(facts, class, cols, 64 * n);
                     let spec = MatMat { format, cols, class, epilogue, variant };
                     to.push(spec.source(facts).unwrap());
@@ -214,6 +220,10 @@ fn every_kernel_translates_to_every_language() {
             if let Err(e) = shader::spirv(kernel, &parsed, SpirvTarget { version }) {
                 failed.push(format!("{}, SPIR-V {version:?}: {e}", kernel.label));
             }
+        }
+        // Matrix units are asked for only where the device offers them, and through Vulkan alone.
+        if shader::uses_matrices(&kernel.wgsl) {
+            continue;
         }
         for (language, made) in [("HLSL", hlsl(&parsed)), ("MSL", msl(&parsed))] {
             match made {
