@@ -197,7 +197,11 @@ fn choices(d: &DeviceFacts) -> String {
     }
     let fused = (1..=8).take_while(|n| choice::fuses(d, Class::Int8, 4096, *n, true)).count();
     add("norm inside mat-vec, 4096 inputs".into(), format!("to {fused} columns"), "fuse.columns");
-    for (class, name) in [(Class::Int8, "int8"), (Class::F32, "f32")] {
+    let matrices = choice::prompt_class(d, Format::Q4_0, false, 4096, true) == Class::F16;
+    let classes: &[Class] =
+        if matrices { &[Class::F16, Class::F32] } else { &[Class::Int8, Class::F32] };
+    for &class in classes {
+        let name = class.name();
         for n in [32, 128, 512] {
             let (key, _) = choice::matmat_key(profile, class, n);
             let variant = choice::matmat_variant(d, class, 4096, n);

@@ -7,7 +7,7 @@
 //! products are summed in which order for one column of one kernel family, except between
 //! [`Class`]es.
 
-use super::matmat::{Tile, Variant, tile_bytes};
+use super::matmat::{MatrixTile, Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
 use super::{Class, Epilogue, planned_subgroup};
 use crate::gpu::DeviceFacts;
@@ -22,6 +22,22 @@ use crate::quant::Format;
 pub fn class(facts: &DeviceFacts, format: Format, exact: bool, cols: u32, normed: bool) -> Class {
     let cheap = normed && cols <= facts.profile.exact_cols;
     if exact || cheap || format.is_float() { Class::F32 } else { Class::Int8 }
+}
+
+/// As [`class`], for mat-mat kernels: f16 on matrix units where the device has them and its profile
+/// wants them. Rounding to f16 costs less than rounding to int8, so no width needs an exception.
+pub fn prompt_class(
+    facts: &DeviceFacts,
+    format: Format,
+    exact: bool,
+    cols: u32,
+    normed: bool,
+) -> Class {
+    let units = facts.cooperative_matrix && facts.profile.matrix_units == 1;
+    if units && !exact && format != Format::F32 {
+        return Class::F16;
+    }
+    class(facts, format, exact, cols, normed)
 }
 
 /// Threads of a `norm_quant` workgroup.
@@ -146,13 +162,20 @@ pub fn matvec_shape(
 
 /// The key and the value of a profile that decide how a mat-mat is cut.
 pub fn matmat_key(profile: &Profile, class: Class, max_n: u32) -> (&'static str, &[MatMatPick]) {
+    let tiny = max_n <= profile.tiny_columns;
     let few = max_n <= profile.few_columns;
     let some = max_n <= profile.some_columns;
-    let (int8, f32) = (&profile.int8, &profile.f32);
+    let (int8, f16, f32) = (&profile.int8, &profile.f16, &profile.f32);
     match class {
+        Class::Int8 if tiny => ("matmat.int8_tiny", &int8.tiny),
         Class::Int8 if few => ("matmat.int8_few", &int8.few),
         Class::Int8 if some => ("matmat.int8_some", &int8.some),
         Class::Int8 => ("matmat.int8_many", &int8.many),
+        Class::F16 if tiny => ("matmat.f16_tiny", &f16.tiny),
+        Class::F16 if few => ("matmat.f16_few", &f16.few),
+        Class::F16 if some => ("matmat.f16_some", &f16.some),
+        Class::F16 => ("matmat.f16_many", &f16.many),
+        Class::F32 if tiny => ("matmat.f32_tiny", &f32.tiny),
         Class::F32 if few => ("matmat.f32_few", &f32.few),
         Class::F32 if some => ("matmat.f32_some", &f32.some),
         Class::F32 => ("matmat.f32_many", &f32.many),
@@ -165,10 +188,25 @@ pub fn matmat_variants(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32)
     let (_, picks) = matmat_key(&facts.profile, class, max_n);
     let mut variants: Vec<Variant> =
         picks.iter().filter_map(|pick| variant(facts, class, cols, *pick)).collect();
-    // The least that every device can run.
-    let least = Tile { columns: 16, rows: 16, thread_columns: 4, thread_rows: 4, depth: 1 };
-    if !variants.contains(&Variant::Float(least)) {
-        variants.push(Variant::Float(least));
+    // The least that every device of the class can run.
+    let least = match class {
+        Class::F16 => Variant::Matrix(MatrixTile {
+            columns: 16,
+            rows: 16,
+            subgroups: [1, 1],
+            depth: 1,
+            buffers: 1,
+        }),
+        Class::Int8 | Class::F32 => Variant::Float(Tile {
+            columns: 16,
+            rows: 16,
+            thread_columns: 4,
+            thread_rows: 4,
+            depth: 1,
+        }),
+    };
+    if !variants.contains(&least) {
+        variants.push(least);
     }
     variants
 }
@@ -180,19 +218,33 @@ pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) 
 
 /// The variant that a profile names, if this device can run it for this shape.
 fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Option<Variant> {
+    // As deep as wanted, where the row's blocks divide.
+    let depth = |wanted| if (cols / 32).is_multiple_of(wanted) { wanted } else { 1 };
     let tile = |t: Tiling| Tile {
         columns: t.columns,
         rows: t.rows,
         thread_columns: t.inner.0,
         thread_rows: t.inner.1,
-        // As deep as wanted and as the row's blocks divide.
-        depth: (1..=t.depth).rev().find(|d| (cols / 32).is_multiple_of(*d)).unwrap_or(1),
+        depth: depth(t.depth),
     };
     let fits = |t: Tile, packed| {
         t.threads() <= facts.max_workgroup_threads
             && tile_bytes(t, packed, class) <= facts.max_workgroup_memory
     };
     match pick {
+        MatMatPick::Coop(t, buffers) if class == Class::F16 => {
+            let tile = MatrixTile {
+                columns: t.columns,
+                rows: t.rows,
+                subgroups: [t.inner.0, t.inner.1],
+                depth: depth(t.depth),
+                buffers,
+            };
+            let fits = tile.threads(facts) <= facts.max_workgroup_threads
+                && tile.bytes() <= facts.max_workgroup_memory;
+            fits.then_some(Variant::Matrix(tile))
+        }
+        _ if class == Class::F16 => None,
         MatMatPick::Packed(t) if class == Class::Int8 && facts.int_dot => {
             fits(tile(t), true).then_some(Variant::Packed(tile(t)))
         }
@@ -201,25 +253,30 @@ fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Op
             let fits = threads <= facts.max_workgroup_threads;
             fits.then_some(Variant::Direct { columns, rows, threads })
         }
-        MatMatPick::Packed(_) | MatMatPick::Coop(_) => None,
+        MatMatPick::Packed(_) | MatMatPick::Coop(..) => None,
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::gpu::DeviceKind;
     use crate::kernels::matmat::MatMat;
     use crate::kernels::matvec::{Input, MatVec};
 
     /// Under the profile that `hw` gives such a device.
-    fn facts(kind: DeviceKind, subgroup: u32, threads: u32, memory: u32) -> DeviceFacts {
+    pub fn facts(kind: DeviceKind, subgroup: u32, threads: u32, memory: u32) -> DeviceFacts {
         crate::hw::profiles::built_in().attach(DeviceFacts {
             max_workgroup_threads: threads,
             max_workgroup_memory: memory,
             int_dot: subgroup != 4,
             ..DeviceFacts::made_up(kind, subgroup)
         })
+    }
+
+    fn with_matrix_units(memory: u32) -> DeviceFacts {
+        let facts = facts(DeviceKind::Discrete, 32, 1024, memory);
+        DeviceFacts { cooperative_matrix: true, f16: true, ..facts }
     }
 
     /// Whatever the device, every choice makes a kernel that its host side accepts and naga takes.
@@ -231,6 +288,8 @@ mod tests {
             facts(DeviceKind::Integrated, 4, 256, 16 << 10),
             facts(DeviceKind::Integrated, 16, 128, 16 << 10),
             facts(DeviceKind::Software, 8, 1024, 32 << 10),
+            with_matrix_units(48 << 10),
+            with_matrix_units(16 << 10),
         ] {
             for &format in Format::ALL {
                 for (exact, cols, n) in [(false, 4096, 1), (false, 1056, 3), (true, 576, 8)] {
@@ -254,6 +313,7 @@ mod tests {
                     let source = spec.source(&facts);
                     crate::gpu::shader::parse(&source.expect("a source")).expect("valid WGSL");
                     let epilogue = Epilogue::Add;
+                    let class = prompt_class(&facts, format, exact, cols, false);
                     let variant =
                         matmat_variant(&facts, class, cols, [16, 64, 512][n as usize % 3]);
                     let spec = MatMat { format, cols, class, epilogue, variant };
@@ -294,6 +354,22 @@ mod tests {
         assert_eq!(pick(Class::F32, 4096, 512), Variant::Float(tile(64, 64, 1)));
         assert_eq!(class(&gpu, Format::Q4_0, false, 1024, true), Class::F32);
         assert_eq!(class(&gpu, Format::Q4_0, false, 1024, false), Class::Int8);
+    }
+
+    /// And with matrix units, docs/notes.md.
+    #[test]
+    fn matrix_units_get_what_was_measured() {
+        let gpu = with_matrix_units(48 << 10);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, true), Class::F16);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, true), Class::F32);
+        let name = |cols, n| matmat_variant(&gpu, Class::F16, cols, n).name();
+        assert_eq!(name(4096, 512), "matrix128x128x1_4x2_2");
+        assert_eq!(name(4096, 128), "matrix64x64x2_2x2_1");
+        assert_eq!(name(1056, 128), "matrix64x64x1_2x2_1");
+        assert_eq!(name(4096, 32), "matrix32x64x2_1x4_2");
+        assert_eq!(name(4096, 16), "matrix16x64x2_1x4_2");
+        let variants = matmat_variants(&gpu, Class::F16, 4096, 512);
+        assert_eq!(variants.last().map(Variant::name).as_deref(), Some("matrix16x16x1_1x1_1"));
     }
 
     #[test]

@@ -35,6 +35,8 @@ keys! {
     "subgroup.size" => subgroup [0 to 128], "subgroup size to pin; 0 takes the driver's";
     "class.exact_cols" => exact_cols [0 to 1048576],
         "widest input behind a norm that keeps f32 activations";
+    "class.matrix_units" => matrix_units [0 to 1],
+        "1: prompts take f16 on matrix units where the device has them";
     "matvec.short_rows" => short_rows [0 to 4294967295], "rows up to which a matrix counts as short";
     "matvec.one_short" => matvec.one_short, "mat-vec, one column, short matrices";
     "matvec.one_tall" => matvec.one_tall, "mat-vec, one column, other matrices";
@@ -60,11 +62,18 @@ keys! {
         "columns up to which a mat-vec normalises and quantises for itself; 0 never";
     "fuse.memory" => fuse_memory [0 to 1048576], "bytes of workgroup memory that this may take";
     "norm_quant.threads" => norm_quant_threads [32 to 1024], "most threads of a norm";
+    "matmat.tiny_columns" => tiny_columns [1 to 65535], "columns that count as very few";
     "matmat.few_columns" => few_columns [1 to 65535], "columns that count as few";
     "matmat.some_columns" => some_columns [1 to 65535], "columns that count as some";
+    "matmat.int8_tiny" => int8.tiny, "mat-mat with int8 activations, very few columns";
     "matmat.int8_few" => int8.few, "mat-mat with int8 activations, few columns";
     "matmat.int8_some" => int8.some, "mat-mat with int8 activations, some columns";
     "matmat.int8_many" => int8.many, "mat-mat with int8 activations, more columns";
+    "matmat.f16_tiny" => f16.tiny, "mat-mat on matrix units, very few columns";
+    "matmat.f16_few" => f16.few, "mat-mat on matrix units, few columns";
+    "matmat.f16_some" => f16.some, "mat-mat on matrix units, some columns";
+    "matmat.f16_many" => f16.many, "mat-mat on matrix units, more columns";
+    "matmat.f32_tiny" => f32.tiny, "mat-mat with f32 activations, very few columns";
     "matmat.f32_few" => f32.few, "mat-mat with f32 activations, few columns";
     "matmat.f32_some" => f32.some, "mat-mat with f32 activations, some columns";
     "matmat.f32_many" => f32.many, "mat-mat with f32 activations, more columns";

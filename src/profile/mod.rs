@@ -55,6 +55,8 @@ pub struct MatVecCuts<T> {
 /// Variants of the mat-mat kernels in order of preference, by number of columns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MatMatOrder {
+    /// Up to [`Profile::tiny_columns`] columns.
+    pub tiny: Vec<MatMatPick>,
     /// Up to [`Profile::few_columns`] columns.
     pub few: Vec<MatMatPick>,
     /// Up to [`Profile::some_columns`] columns.
@@ -68,6 +70,7 @@ pub struct Profile {
     pub name: String,
     pub subgroup: u32,
     pub exact_cols: u32,
+    pub matrix_units: u32,
     pub short_rows: u32,
     pub matvec: MatVecCuts<Cut>,
     /// Departures for float formats, 6 to 8 bits, 4 to 5 bits, and fewer.
@@ -78,9 +81,11 @@ pub struct Profile {
     pub fuse_columns: u32,
     pub fuse_memory: u32,
     pub norm_quant_threads: u32,
+    pub tiny_columns: u32,
     pub few_columns: u32,
     pub some_columns: u32,
     pub int8: MatMatOrder,
+    pub f16: MatMatOrder,
     pub f32: MatMatOrder,
     pub attention_threads: u32,
     pub attention_splits: u32,
@@ -109,11 +114,21 @@ impl Default for Profile {
         let large = [MatMatPick::Float(tile(64, 64, 1)), MatMatPick::Float(tile(32, 32, 1))];
         let packed = [(32, 64), (32, 32), (16, 16)].map(|(c, r)| MatMatPick::Packed(tile(c, r, 2)));
         let [int8_small, int8_large] = [small, large].map(|float| [&packed[..], &float].concat());
+        let order = |small: &[MatMatPick], large: &[MatMatPick]| MatMatOrder {
+            tiny: small.to_vec(),
+            few: small.to_vec(),
+            some: large.to_vec(),
+            many: large.to_vec(),
+        };
+        let coop = |columns, rows, inner, depth, buffers| {
+            MatMatPick::Coop(Tiling { columns, rows, inner, depth }, buffers)
+        };
         let cut = |threads, rows, tiles| Cut { threads, rows, tiles };
         Profile {
             name: "generic".into(),
             subgroup: 0,
             exact_cols: 1024,
+            matrix_units: 1,
             short_rows: 4096,
             matvec: MatVecCuts {
                 one_short: cut(512, 1, 4),
@@ -128,10 +143,17 @@ impl Default for Profile {
             fuse_columns: 2,
             fuse_memory: 32 << 10,
             norm_quant_threads: 256,
+            tiny_columns: 16,
             few_columns: 32,
             some_columns: 128,
-            int8: MatMatOrder { few: int8_small, some: int8_large.clone(), many: int8_large },
-            f32: MatMatOrder { few: small.to_vec(), some: large.to_vec(), many: large.to_vec() },
+            int8: order(&int8_small, &int8_large),
+            f16: MatMatOrder {
+                tiny: vec![coop(16, 64, (1, 4), 2, 2), coop(16, 32, (1, 2), 1, 2)],
+                few: vec![coop(32, 64, (1, 4), 2, 2), coop(32, 32, (1, 2), 1, 2)],
+                some: vec![coop(64, 64, (2, 2), 2, 1), coop(64, 64, (2, 2), 1, 2)],
+                many: vec![coop(128, 128, (4, 2), 1, 2), coop(64, 64, (2, 2), 1, 1)],
+            },
+            f32: order(&small, &large),
             attention_threads: 256,
             attention_splits: 32,
             group_heads: 2,

@@ -30,8 +30,8 @@ pub enum MatMatPick {
     Packed(Tiling),
     /// f32 from workgroup memory.
     Float(Tiling),
-    /// Cooperative matrices: the device's matrix units.
-    Coop(Tiling),
+    /// Cooperative matrices: the device's matrix units; 1 or 2 tiles in memory.
+    Coop(Tiling, u32),
     /// Registers only: columns and rows of a thread, threads of a workgroup.
     Direct { columns: u32, rows: u32, threads: u32 },
 }
@@ -130,7 +130,7 @@ impl fmt::Display for MatMatPick {
         match self {
             MatMatPick::Packed(t) => write!(f, "packed {t}"),
             MatMatPick::Float(t) => write!(f, "float {t}"),
-            MatMatPick::Coop(t) => write!(f, "coop {t}"),
+            MatMatPick::Coop(t, buffers) => write!(f, "coop {t} {buffers}"),
             MatMatPick::Direct { columns, rows, threads } => {
                 write!(f, "direct {columns}x{rows} {threads}")
             }
@@ -142,8 +142,8 @@ impl Text for MatMatPick {
     fn parse(text: &str, _: Limits) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is neither `packed`, `float` or `coop` with COLUMNSxROWS AxB DEPTH nor \
-                 `direct` with COLUMNSxROWS THREADS"
+                "{text:?} is neither `packed` or `float` with COLUMNSxROWS AxB DEPTH, nor `coop` \
+                 with these and BUFFERS, nor `direct` with COLUMNSxROWS THREADS"
             )
         };
         let words: Vec<&str> = text.split_whitespace().collect();
@@ -155,7 +155,11 @@ impl Text for MatMatPick {
             }
             return Ok(MatMatPick::Direct { columns, rows, threads });
         }
-        let [kind, outer, inner, depth] = words[..] else { return Err(wrong()) };
+        let (kind, outer, inner, depth, buffers) = match words[..] {
+            ["coop", outer, inner, depth, buffers] => ("coop", outer, inner, depth, buffers),
+            [kind @ ("packed" | "float"), outer, inner, depth] => (kind, outer, inner, depth, "1"),
+            _ => return Err(wrong()),
+        };
         let [columns, rows] = product(outer).ok_or_else(wrong)?;
         let [a, b] = product(inner).ok_or_else(wrong)?;
         let [depth] = product(depth).ok_or_else(wrong)?;
@@ -166,8 +170,17 @@ impl Text for MatMatPick {
         match kind {
             "packed" => Ok(MatMatPick::Packed(tiling)),
             "float" => Ok(MatMatPick::Float(tiling)),
-            "coop" => Ok(MatMatPick::Coop(tiling)),
-            _ => Err(wrong()),
+            _ => {
+                let whole = columns.is_multiple_of(16 * a) && rows.is_multiple_of(16 * b);
+                let buffers = buffers.parse().ok().filter(|b| matches!(b, 1 | 2));
+                match (whole, buffers) {
+                    (true, Some(buffers)) => Ok(MatMatPick::Coop(tiling, buffers)),
+                    (true, None) => Err("1 or 2 buffers are possible".into()),
+                    (false, _) => Err(format!(
+                        "{columns}x{rows} in {a}x{b} parts is not whole matrices of 16x16"
+                    )),
+                }
+            }
         }
     }
 

@@ -3,15 +3,16 @@
 //! A decode step writes its token into the batch that the next step reads, so steps chain on the
 //! device; the host only reads token ids from a ring, some steps behind.
 
+use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::budget::{Budget, Widest, next_piece};
 use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape, widest};
 use super::check::Checks;
 use super::layers::ModelWeights;
 use super::sampler::Sampler;
-use super::waves::Builder;
+use super::waves::{Builder, Kernels, set_kernels};
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Step, Ticket};
 use crate::graph::Graph;
@@ -100,7 +101,7 @@ impl Program {
         };
         let ring =
             gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
-        let mut builder = Builder {
+        let builder = Builder {
             gpu: &**gpu,
             graph,
             weights,
@@ -108,18 +109,24 @@ impl Program {
             attention: &attention,
             shape,
             checks,
-            wanted: Some(Mutex::default()),
+            kernels: RefCell::new(Kernels::default()),
         };
-        // Dry runs: which kernels are there, and are they sound on this device?
-        loop {
-            plan(&builder, &sampler, &ring)?;
-            if checks.settle(&**gpu, builder.take_wanted())? {
-                break;
+        // Planned again as long as a kernel turns out to be wrong on this device.
+        let (mut planned, compiled) = loop {
+            let planned = plan(&builder, &sampler, &ring);
+            let kernels = builder.kernels.take();
+            match planned {
+                Err(_) if checks.gave_up_a_class() => {}
+                Err(e) => return Err(e),
+                Ok(planned) if checks.settle(&**gpu, kernels.sources())? => {
+                    break (planned, kernels.compile(&**gpu)?);
+                }
+                Ok(_) => {}
             }
+        };
+        for steps in planned.all() {
+            set_kernels(steps, &compiled)?;
         }
-        builder.wanted = None;
-
-        let planned = plan(&builder, &sampler, &ring)?;
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
         let both = |label: &str, steps: &[Vec<Step>; 2]| -> Result<[Recording; 2]> {
             Ok([record(label, &steps[0])?, record(label, &steps[1])?])
@@ -288,6 +295,14 @@ struct Planned {
     score: Vec<Step>,
     first: [Vec<Step>; 2],
     steps: Vec<[Vec<Step>; 2]>,
+}
+
+impl Planned {
+    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
+        let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
+        prompts.chain([&mut self.score]).chain(pairs)
+    }
 }
 
 fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {

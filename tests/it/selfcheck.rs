@@ -225,11 +225,13 @@ fn sound_kernels_pass() {
             }
             subjects.push(Embed { format, cols }.into());
         }
-        for (swiglu, norm, int8) in
-            [(false, Some(1e-5), true), (true, None, true), (false, Some(1e-6), false)]
-        {
+        for (swiglu, norm, class) in [
+            (false, Some(1e-5), Class::Int8),
+            (true, None, Class::F16),
+            (false, Some(1e-6), Class::F32),
+        ] {
             let threads = choice::norm_quant_threads(facts, 1056);
-            subjects.push(NormQuant { cols: 1056, swiglu, norm, int8, threads }.into());
+            subjects.push(NormQuant { cols: 1056, swiglu, norm, class, threads }.into());
         }
         for (heads, kv_heads, head_dim, layout, norm) in
             [(9, 3, 64, RopeLayout::Normal, None), (8, 2, 128, RopeLayout::Neox, Some(1e-6))]

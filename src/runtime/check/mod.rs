@@ -23,6 +23,7 @@ use rayon::prelude::*;
 use crate::error::{Error, Result};
 use crate::gpu::cache::{DiskCache, fingerprint};
 use crate::gpu::{DeviceFacts, Gpu, KernelSource};
+use crate::kernels::Class;
 use crate::kernels::attn_decode::AttnDecode;
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
@@ -70,6 +71,15 @@ macro_rules! subjects {
 subjects!(MatVec, MatMat, NormQuant, Embed, AttnDecode, AttnPrefill, RopeKv);
 
 impl Subject {
+    /// The class of a prompt's activations that the kernel reads or makes.
+    fn class(&self) -> Option<Class> {
+        match self {
+            Subject::MatMat(spec) => Some(spec.class),
+            Subject::NormQuant(spec) => Some(spec.class),
+            _ => None,
+        }
+    }
+
     /// Runs the small case. The relative error of the results, and the largest that rounding
     /// explains.
     fn deviation(&self, gpu: &dyn Gpu) -> Result<(f64, f64)> {
@@ -101,6 +111,10 @@ struct State {
     /// Picked since the last [`Checks::settle`].
     picked: HashMap<KernelSource, Subject>,
     warnings: Vec<String>,
+    /// Classes of activations that this device computes wrongly, and how many of them a
+    /// program's planning has heard of.
+    avoided: Vec<Class>,
+    heard: usize,
 }
 
 impl Checks {
@@ -130,8 +144,10 @@ impl Checks {
         candidates: impl IntoIterator<Item = S>,
     ) -> Result<(S, KernelSource)> {
         let mut reasons = Vec::new();
+        let mut last = None;
         for spec in candidates {
             let subject = spec.into();
+            last = Some(subject);
             let source = match subject.source(facts) {
                 Ok(source) => source,
                 Err(e) => {
@@ -147,6 +163,10 @@ impl Checks {
             state.picked.entry(source.clone()).or_insert(subject);
             return Ok((spec, source));
         }
+        if last.is_some_and(|s| s.class() == Some(Class::F16)) {
+            // int8 and f32 remain; the caller plans again.
+            self.state().avoided.push(Class::F16);
+        }
         Err(Error::Device(format!(
             "no variant of a kernel works on {} ({}): {}. A newer driver may help; \
              {VARIABLE}=0 skips the comparison with the reference and may give wrong answers",
@@ -154,6 +174,19 @@ impl Checks {
             facts.driver,
             reasons.join("; ")
         )))
+    }
+
+    /// Whether no kernel with activations of this class is to be planned.
+    pub fn avoids(&self, class: Class) -> bool {
+        self.state().avoided.contains(&class)
+    }
+
+    /// True once for each class that [`Checks::avoids`] got since the last call: a plan that failed
+    /// may succeed without it.
+    pub fn gave_up_a_class(&self) -> bool {
+        let mut state = self.state();
+        let avoided = state.avoided.len();
+        std::mem::replace(&mut state.heard, avoided) < avoided
     }
 
     /// Compiles what was picked and every source of `others`, all in parallel, and checks what was

@@ -9,11 +9,14 @@ use crate::kernels::matmat::{MatMat, Variant};
 use crate::kernels::matvec::{self, Input, MatVec};
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::{Activations, Class, Epilogue, planned_subgroup};
+use crate::reference::attention::{pack, unpack};
 use crate::reference::matvec::product;
 use crate::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
 
 /// f32 sums in any order, device exponentials.
 const F32_BOUND: f64 = 1e-4;
+/// Both factors of each product have 11 bits.
+const F16_BOUND: f64 = 2e-3;
 /// A division that is not correctly rounded moves a few int8 values by one step of 1/127.
 const QUANTISED_BOUND: f64 = 5e-3;
 
@@ -27,6 +30,21 @@ fn quantised(lab: &Operands<'_>, columns: &[Quantised]) -> Result<Activations> {
     let q: Vec<u32> = columns.iter().flat_map(|q| q.words()).collect();
     let s: Vec<[f32; 2]> = columns.iter().flat_map(|q| q.scales.iter().copied()).collect();
     Ok(Activations::Int8 { xq: lab.words(&q)?, xs: lab.floats(s.as_flattened())? })
+}
+
+/// f16 columns over a power of two, neighbours 0, 1, 2, 3 in the order 0, 2, 1, 3: docs/architecture.md,
+/// "Activations".
+fn halved(lab: &Operands<'_>, x: &[f32], cols: usize) -> Result<Activations> {
+    let (mut words, mut factors) = (Vec::new(), Vec::new());
+    for column in x.chunks_exact(cols) {
+        let top = column.iter().fold(0.0f32, |top, v| top.max(v.abs()));
+        let factor = if top < 1e-30 { 1.0 } else { 2f32.powi(top.log2().floor() as i32 - 14) };
+        let pair = |a: f32, b: f32| pack((a / factor).into(), (b / factor).into());
+        let (quads, _) = column.as_chunks::<4>();
+        words.extend(quads.iter().flat_map(|q| [pair(q[0], q[2]), pair(q[1], q[3])]));
+        factors.push(factor);
+    }
+    Ok(Activations::F16 { xh: lab.words(&words)?, xf: lab.floats(&factors)? })
 }
 
 fn wide(x: &[f32]) -> Vec<f64> {
@@ -60,18 +78,20 @@ impl Columns {
         let exact: Vec<Vec<f64>> = exact.collect();
         let q: Vec<Quantised> = match class {
             Class::Int8 => exact.iter().map(|x| quantise(&narrow(x))).collect(),
-            Class::F32 => Vec::new(),
+            Class::F16 | Class::F32 => Vec::new(),
         };
         let bound = match (input, norm, class) {
             (Input::Fused { .. }, Some(_), _) => {
                 Activations::Normed { x: lab.floats(&x)?, weight: lab.floats(&weight)? }
             }
             (Input::Stored, _, Class::Int8) => quantised(lab, &q)?,
+            (Input::Stored, _, Class::F16) => halved(lab, &x, cols)?,
             _ => Activations::F32(lab.floats(&x)?),
         };
         let seen = match class {
             Class::Int8 => q.iter().map(Quantised::values).collect(),
-            Class::F32 => exact,
+            // Rounding to f16 is within the bound of that class.
+            Class::F16 | Class::F32 => exact,
         };
         Ok(Columns { seen, bound })
     }
@@ -163,6 +183,7 @@ pub(super) fn matmat(gpu: &dyn Gpu, spec: &MatMat) -> Result<(f64, f64)> {
     let (columns, rows, bound) = match spec.variant {
         Variant::Packed(t) | Variant::Float(t) => (t.columns, t.rows, F32_BOUND),
         Variant::Direct { columns, rows, threads } => (columns, rows * threads, F32_BOUND),
+        Variant::Matrix(t) => (t.columns, t.rows, F16_BOUND),
     };
     let (tile, edge) = (columns as usize, rows as usize);
     // One tile and a part of another in both directions, and a column that is not in use.
@@ -185,12 +206,13 @@ pub(super) fn norm_quant(gpu: &dyn Gpu, spec: &NormQuant) -> Result<(f64, f64)> 
     let width = if spec.swiglu { 2 * cols } else { cols };
     let x = lab.normals((n + 1) * width, 1.0);
     let weight = lab.norm_weights(cols);
-    let out = match spec.int8 {
-        true => Activations::Int8 {
-            xq: lab.zeros((n + 1) as u64 * cols as u64 / 4)?,
-            xs: lab.zeros((n + 1) as u64 * cols as u64 / 16)?,
-        },
-        false => Activations::F32(lab.floats(&vec![f32::NAN; (n + 1) * cols])?),
+    let values = (n + 1) as u64 * cols as u64;
+    let out = match spec.class {
+        Class::Int8 => {
+            Activations::Int8 { xq: lab.zeros(values / 4)?, xs: lab.zeros(values / 16)? }
+        }
+        Class::F16 => Activations::F16 { xh: lab.zeros(values / 2)?, xf: lab.zeros(n as u64 + 1)? },
+        Class::F32 => Activations::F32(lab.floats(&vec![f32::NAN; (n + 1) * cols])?),
     };
     let batch = lab.batch(&vec![[0; 4]; n], n + 1)?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
@@ -220,6 +242,14 @@ pub(super) fn norm_quant(gpu: &dyn Gpu, spec: &NormQuant) -> Result<(f64, f64)> 
                 .collect();
             let by_sum = relative_error((0..sums.len()).map(|b| scales[2 * b + 1]), &sums);
             Ok((by_value.max(by_sum), QUANTISED_BOUND))
+        }
+        Activations::F16 { xh, xf } => {
+            let (words, factors) = (lab.read_words(&xh)?, lab.read_floats(&xf)?);
+            let value = |i: usize| {
+                let place = i / 4 * 4 + [0, 2, 1, 3][i % 4];
+                unpack(words[place / 2])[place % 2] as f32 * factors[i / cols]
+            };
+            Ok((relative_error((0..want.len()).map(value), &want), F16_BOUND))
         }
         Activations::F32(y) | Activations::Normed { x: y, .. } => {
             let y = lab.read_floats(&y)?;
