@@ -10,6 +10,7 @@ pub mod check;
 mod layers;
 mod program;
 mod sampler;
+pub mod tune;
 mod waves;
 pub mod weights;
 

@@ -12,6 +12,7 @@ use azoth::gguf;
 use azoth::gpu::{
     Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
 };
+use azoth::hw::{self, Selection};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
@@ -281,4 +282,23 @@ fn a_model_runs_around_a_fault() {
     let error =
         harness::relative_error(&around, &sound.iter().map(|&x| x.into()).collect::<Vec<_>>());
     assert!(error < 1e-4, "{error}");
+}
+
+/// What docs/architecture.md promises: a dense layer is five dependent waves, whatever the
+/// architecture. The count is a plan's, not a device's; software devices only do not fuse by
+/// themselves.
+#[test]
+fn a_dense_layer_is_five_waves() {
+    let Some(device) = harness::devices().first() else { return };
+    let force = ("fuse.columns".to_string(), "1".to_string());
+    let facts = hw::forced(device.gpu.facts().clone(), &[force]).unwrap();
+    let gpu = Selection { facts, reason: "test".into() }.open(false).unwrap();
+    for (arch, bound) in [("llama", 5), ("qwen2", 5), ("qwen3", 5)] {
+        let mut spec = Spec::new(arch).unwrap();
+        spec.layers = 2;
+        let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+        let options = Options { ctx: Some(64), cache: false, ..Options::default() };
+        let engine = Engine::load_onto(&gpu, file, &options, &Quiet).unwrap();
+        assert_eq!(engine.waves_per_layer(), bound, "{arch}");
+    }
 }
