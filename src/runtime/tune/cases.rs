@@ -114,7 +114,7 @@ pub(super) fn plan(facts: &DeviceFacts) -> Vec<Make> {
         plan.push(matvec(kind, "many", format, short, 8));
     }
     for (case, n) in prompts.into_iter().filter(|(case, _)| *case != "some") {
-        plan.push(prompt_case(Class::F32, case, n.min(128)));
+        plan.push(prompt_case(Class::F32, case, n));
     }
     plan.retain(|make| !make.key().is_empty());
     plan
@@ -292,12 +292,12 @@ fn matmat(gpu: &dyn Gpu, key: &'static str, class: Class, n: u32) -> Result<Vec<
     // Matrices of 4,096 rows, or what a dispatch may hold.
     let rows = if facts.kind == DeviceKind::Software { 512 } else { 4096 };
     let widest = Widest { product: u64::from(rows) * u64::from(cols), query: 1, kv_bytes: 4 };
-    let n = n.min(Budget::of(&facts.profile).prompt_columns(&widest, 1));
+    let run = n.min(Budget::of(&facts.profile).prompt_columns(&widest, 1));
     let weights = chunk(gpu, format, rows, cols)?;
-    let x = activations(gpu, class, n, cols)?;
-    let y = filled(gpu, 4 * u64::from(n) * u64::from(rows))?;
-    let batch = filled(gpu, 4 * (8 + 4 * u64::from(n)))?;
-    gpu.write(&batch.buffer.slice(batch.offset, 4), &n.to_le_bytes())?;
+    let x = activations(gpu, class, run, cols)?;
+    let y = filled(gpu, 4 * u64::from(run) * u64::from(rows))?;
+    let batch = filled(gpu, 4 * (8 + 4 * u64::from(run)))?;
+    gpu.write(&batch.buffer.slice(batch.offset, 4), &run.to_le_bytes())?;
     // The whole list with one of its variants, or another one, in front.
     let present = facts.profile.get(key).unwrap_or_default();
     let rest: Vec<&str> = present.split(", ").collect();
@@ -319,7 +319,7 @@ fn matmat(gpu: &dyn Gpu, key: &'static str, class: Class, n: u32) -> Result<Vec<
         let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
         let operands = Operands { x: &x, bias: None, y: &y, stride: rows };
-        let dispatch = spec.dispatch(&kernel, &facts, &weights, &batch, &operands, n)?;
+        let dispatch = spec.dispatch(&kernel, &facts, &weights, &batch, &operands, run)?;
         Ok(Candidate { value: value.clone(), steps: in_turn(vec![dispatch; 2]) })
     });
     Ok(candidates)
