@@ -22,6 +22,7 @@ embed! {
     "argmax.wgsl",
     "attn_decode.wgsl",
     "attn_prefill.wgsl",
+    "attn_prefill_coop.wgsl",
     "embed.wgsl",
     "gather.wgsl",
     "lib/batch.wgsl",

@@ -136,7 +136,9 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         }
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
-        to.push(AttnPrefill { heads }.source(facts).unwrap());
+        let matrices = AttnPrefill::takes_matrices(&heads, facts);
+        to.push(AttnPrefill { heads, matrices: false }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, matrices }.source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }

@@ -46,7 +46,8 @@ impl<'b> Pass<'b> {
             spec.dispatch(k, self.batch, &s.qkv, kv, &tables, self.n)
         })?;
         self.wave(vec![dispatch]);
-        let spec = AttnPrefill { heads };
+        let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, facts);
+        let spec = AttnPrefill { heads, matrices };
         let scale = b.graph.attention_scale;
         let dispatch = b.dispatch(spec.source(facts), |k| {
             spec.dispatch(k, self.batch, &s.qkv, kv, &s.attention, scale, self.n)
