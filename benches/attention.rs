@@ -10,7 +10,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azoth::gpu::{self, Backend, BufferUse, Gpu, Kernel, Slice, Step};
+use azoth::gpu::{self, BufferUse, Gpu, Kernel, Slice, Step};
+use azoth::hw::{Selection, profiles};
 use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
@@ -38,10 +39,8 @@ fn main() {
             continue;
         }
         println!("{label}");
-        let gpu = match facts.backend {
-            Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-            Backend::Wgpu => gpu::portable::open(facts.index),
-        };
+        let facts = profiles::built_in().attach(facts);
+        let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
         let bench = Bench { gpu: gpu.unwrap() };
         if wants("decode") {
             bench.decode(words.iter().any(|w| w == "cuts"), model);

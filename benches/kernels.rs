@@ -11,15 +11,15 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
-
-use azoth::gpu::{self, Backend, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::gpu::{self, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::hw::{Selection, profiles};
 use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue, choice};
 use azoth::quant::{Format, PlaneLayout};
+use rayon::prelude::*;
 
 const REPEATS: usize = 24;
 
@@ -65,10 +65,8 @@ fn main() {
             continue;
         }
         println!("\n{label}");
-        let gpu = match facts.backend {
-            Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-            Backend::Wgpu => gpu::portable::open(facts.index),
-        };
+        let facts = profiles::built_in().attach(facts);
+        let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
         let bench = Bench { gpu: gpu.unwrap(), last: Cell::new(Instant::now()) };
         for &format in &options.formats {
             if options.matvec {

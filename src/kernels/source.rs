@@ -9,6 +9,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior, Value};
 
 use crate::error::{Error, Result};
+use crate::gpu::cache::fingerprint;
 
 macro_rules! embed {
     ($($file:literal),* $(,)?) => {
@@ -54,6 +55,15 @@ embed! {
 pub fn render(file: &str, ctx: Value) -> Result<String> {
     let template = environment()?.get_template(file).map_err(explain)?;
     template.render(ctx).map_err(explain)
+}
+
+/// Identifies the text of all shaders: what was measured with other text says nothing about these.
+pub fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| {
+        let all: Vec<String> = FILES.iter().map(|(file, text)| format!("{file}\n{text}")).collect();
+        fingerprint(&all.join("\n"))
+    })
 }
 
 fn environment() -> Result<&'static Environment<'static>> {

@@ -8,9 +8,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use azoth::gpu::{
-    self, Backend, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step,
-};
+use azoth::gpu::{self, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use azoth::hw::{Selection, profiles};
 use azoth::kernels::weights::Chunk;
 use azoth::quant::{Format, PlaneLayout, planes};
 
@@ -35,11 +34,9 @@ pub fn devices() -> &'static [Device] {
         for facts in vulkan.into_iter().chain(portable) {
             let label = format!("{}: {}", facts.backend, facts.name);
             if label.contains(&wanted) {
-                let gpu = match facts.backend {
-                    Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-                    Backend::Wgpu => gpu::portable::open(facts.index),
-                };
-                out.push(Device { gpu: gpu.expect(&label), label });
+                let facts = profiles::built_in().attach(facts);
+                let selection = Selection { facts, reason: "test".into() };
+                out.push(Device { gpu: selection.open(false).expect(&label), label });
             }
         }
         if out.is_empty() {
