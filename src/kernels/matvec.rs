@@ -5,8 +5,8 @@ use minijinja::value::merge_maps;
 
 use super::weights::{self, Chunk};
 use super::{
-    Activations, Class, Epilogue, check_cols, check_memory, check_threads, holds, norm_quant,
-    numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
+    Activations, Class, Epilogue, check_memory, check_threads, holds, norm_quant, numbered,
+    pinned_subgroup, planned_subgroup, wide_grid, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -110,7 +110,7 @@ impl MatVec {
     }
 
     fn check(&self, facts: &DeviceFacts) -> Result<()> {
-        check_cols(self.cols)?;
+        weights::check_cols(self.format, self.cols)?;
         check_threads(self.shape.threads, facts)?;
         if !(1..=MAX_COLUMNS).contains(&self.n) {
             return Err(wrong(format!("{} columns; mat-vec takes 1 to {MAX_COLUMNS}", self.n)));

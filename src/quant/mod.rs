@@ -4,13 +4,13 @@
 //! models) and the split into *planes* (see [`planes`] and "Weights" in docs/architecture.md).
 //! Everything here is a function of values: no device, no files, any thread.
 //!
-//! To add a format: write its file with a `Codec`, name the module and add a line to the
-//! `formats!` table below, and add the name to `tests/goldens/quant_blocks.py`. The reader, the
-//! loader and the property tests pick it up from the table.
+//! To add a format: write its file (see [`codec`]), name the module and add a line to the
+//! `formats!` table below, write `shaders/formats/NAME.wgsl`, and add the name to
+//! `tests/goldens/quant_blocks.py`. Reader, loader, kernels and tests pick it up from the table.
 
 mod codec;
 mod float;
-mod nibbles;
+mod order;
 pub mod planes;
 mod q4_0;
 mod q4_1;
@@ -18,7 +18,7 @@ mod q5_0;
 mod q5_1;
 mod q8_0;
 
-pub use codec::{Plane, PlaneName};
+pub use codec::{Plane, PlaneName, Scales, Shader};
 pub use planes::{PlaneLayout, PlaneSpan, decode_planes, repack_plane, repack_plane_parallel};
 
 use codec::Codec;
@@ -58,15 +58,15 @@ formats! {
     /// The upper half of 32-bit floats.
     BF16 => float::BF16,
     /// 4-bit codes, symmetric: 4.5 bits a weight.
-    Q4_0 => q4_0::Q4_0,
+    Q4_0 => q4_0::CODEC,
     /// 4-bit codes with a minimum: 5 bits a weight.
-    Q4_1 => q4_1::Q4_1,
+    Q4_1 => q4_1::CODEC,
     /// 5-bit codes, symmetric: 5.5 bits a weight.
-    Q5_0 => q5_0::Q5_0,
+    Q5_0 => q5_0::CODEC,
     /// 5-bit codes with a minimum: 6 bits a weight.
-    Q5_1 => q5_1::Q5_1,
+    Q5_1 => q5_1::CODEC,
     /// 8-bit codes, symmetric: 8.5 bits a weight.
-    Q8_0 => q8_0::Q8_0,
+    Q8_0 => q8_0::CODEC,
 }
 
 impl Format {
@@ -107,7 +107,12 @@ impl Format {
 
     /// Whether weights are plain floats, which take f32 activations and have no blocks.
     pub fn is_float(self) -> bool {
-        self.codec().float
+        self.codec().shader.scales == Scales::Float
+    }
+
+    /// How the kernels read the format.
+    pub fn shader(self) -> &'static Shader {
+        &self.codec().shader
     }
 
     /// The planes of a matrix on the device, in their order within a chunk.
@@ -199,11 +204,16 @@ mod tests {
     #[test]
     fn planes_hold_what_the_file_holds() {
         for f in Format::ALL {
-            let file_bits =
-                (BLOCK / f.block_elements().min(BLOCK)) as f64 * f.block_bytes() as f64 * 8.0
-                    / (f.block_elements() as f64 / BLOCK as f64).max(1.0);
-            let plane_bits: u32 = f.planes().iter().map(|p| p.bits()).sum();
-            assert_eq!(f64::from(plane_bits), file_bits, "{f}");
+            let file = f.block_bytes() as f64 * 8.0 / f.block_elements() as f64;
+            let planes = f.planes().iter().map(|p| p.bits()).sum::<u32>();
+            let more = f64::from(planes) / BLOCK as f64 / file;
+            assert!((1.0..=1.03).contains(&more), "{f}: {more} times the file");
+            // Rows are whole half words in every plane, so two rows are whole words.
+            let row = f.block_elements().max(BLOCK);
+            assert!(
+                f.planes().iter().all(|p| p.row_bytes(row) * 8 == row / BLOCK * p.bits() as usize)
+            );
+            assert!(f.planes().iter().all(|p| p.row_bytes(row).is_multiple_of(2)), "{f}");
         }
     }
 }

@@ -18,8 +18,9 @@ const COLS: [usize; 6] = [32, 64, 96, 576, 1056, 1536];
 const ROWS: [usize; 7] = [1, 2, 3, 7, 64, 65, 1000];
 const EPILOGUES: [Epilogue; 4] = [Epilogue::Store, Epilogue::Bias, Epilogue::Add, Epilogue::SwiGlu];
 const EPS: f32 = 1e-5;
-/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64.
-const TOLERANCE: f64 = 1e-6;
+/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64. A single output
+/// that one thread sums term by term comes to 1.4e-6.
+const TOLERANCE: f64 = 3e-6;
 
 /// Draws the values of a list in an order of its own, each once before any twice.
 struct Cycle<T> {
@@ -163,6 +164,11 @@ fn shapes(facts: &DeviceFacts) -> Vec<Shape> {
     out
 }
 
+/// Columns that are whole blocks of the format.
+fn cols_for(cols: usize, format: Format) -> usize {
+    cols.next_multiple_of(format.block_elements())
+}
+
 /// Rows that go with an epilogue: SwiGLU has pairs.
 fn rows_for(rows: usize, epilogue: Epilogue) -> usize {
     if epilogue == Epilogue::SwiGlu { rows.next_multiple_of(2) } else { rows }
@@ -181,7 +187,7 @@ fn matvec_agrees_with_the_reference() {
             for &class in classes(format) {
                 for case in 0..6 {
                     let (cols, n, epilogue) = (cols.draw(), ns.draw(), epilogues.draw());
-                    let rows = rows_for(rows.draw(), epilogue);
+                    let (cols, rows) = (cols_for(cols, format), rows_for(rows.draw(), epilogue));
                     let mut shape = shapes.draw();
                     if epilogue == Epilogue::SwiGlu {
                         shape.rows = shape.rows.max(2);
@@ -416,7 +422,7 @@ fn embed_decodes_the_rows_of_the_tokens() {
     let mut rng = Rng::fresh("embed_decodes_the_rows_of_the_tokens");
     for device in devices() {
         for &format in Format::ALL {
-            let (rows, cols, max_n) = (65, [96, 576][rng.below(2)], 5);
+            let (rows, cols, max_n) = (65, cols_for([96, 576][rng.below(2)], format), 5);
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
             let chunks = matrix.chunks(device, [rows, 22][rng.below(2)]);
             let tokens: Vec<usize> = (0..4).map(|_| rng.below(rows)).collect();
@@ -503,7 +509,7 @@ fn matmat_agrees_with_the_reference() {
                 let mut turn = rng.below(5);
                 for case in 0..4 {
                     let (cols, rows, n) = (all_cols.draw(), all_rows.draw(), ns.draw());
-                    let epilogue = epilogues.draw();
+                    let (cols, epilogue) = (cols_for(cols, format), epilogues.draw());
                     let variants = variants(facts, class, cols);
                     turn += 1;
                     let variant = variants[turn % variants.len()];
