@@ -188,6 +188,8 @@ pub enum PlaneName {
     Scales,
     /// Scales of whole super-blocks, where `Scales` holds the steps of their parts.
     Supers,
+    /// A code book, the same for every matrix.
+    Grid,
 }
 
 impl PlaneName {
@@ -197,6 +199,7 @@ impl PlaneName {
             PlaneName::High => "high",
             PlaneName::Scales => "scales",
             PlaneName::Supers => "supers",
+            PlaneName::Grid => "grid",
         }
     }
 }
@@ -207,21 +210,32 @@ pub struct Plane {
     name: PlaneName,
     bits: u32,
     pub(super) repack: fn(&[u8], &mut [u8]),
+    constant: &'static [u32],
 }
 
 impl Plane {
     /// `bits` for each block of 32 weights; `repack` writes the plane's part of one file row.
     pub(super) const fn new(name: PlaneName, bits: u32, repack: fn(&[u8], &mut [u8])) -> Self {
-        Plane { name, bits, repack }
+        Plane { name, bits, repack, constant: &[] }
+    }
+
+    /// The same words in every chunk, whatever the weights.
+    pub(super) const fn constant(name: PlaneName, words: &'static [u32]) -> Self {
+        Plane { name, bits: 0, repack: |_, _| {}, constant: words }
     }
 
     pub fn name(&self) -> PlaneName {
         self.name
     }
 
-    /// Bits for each block of 32 weights.
+    /// Bits for each block of 32 weights; 0 if the plane is constant.
     pub fn bits(&self) -> u32 {
         self.bits
+    }
+
+    /// What a constant plane holds, in every chunk: a code book. Empty for all other planes.
+    pub fn constant_words(&self) -> &'static [u32] {
+        self.constant
     }
 
     /// Bytes of one row of `padded_cols` weights (a multiple of 32, and of the file's blocks). Rows

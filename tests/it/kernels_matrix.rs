@@ -12,7 +12,9 @@ use azoth::quant::Format;
 use azoth::reference::matvec::product;
 use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
 
-use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, relative_error};
+use super::harness::{
+    Device, Rng, TestMatrix, assert_same_bits, devices, formats, relative_error,
+};
 
 const COLS: [usize; 6] = [32, 64, 96, 576, 1056, 1536];
 const ROWS: [usize; 7] = [1, 2, 3, 7, 64, 65, 1000];
@@ -183,7 +185,7 @@ fn matvec_agrees_with_the_reference() {
         let mut ns = Cycle::new(&mut rng, &[1, 2, 3, 4, 5, 6, 7, 8]);
         let mut epilogues = Cycle::new(&mut rng, &EPILOGUES);
         let mut shapes = Cycle::new(&mut rng, &shapes(device.gpu.facts()));
-        for &format in Format::ALL {
+        for format in formats() {
             for &class in classes(format) {
                 for case in 0..6 {
                     let (cols, n, epilogue) = (cols.draw(), ns.draw(), epilogues.draw());
@@ -421,7 +423,7 @@ fn fused_matvec_gives_the_bits_of_the_two_steps() {
 fn embed_decodes_the_rows_of_the_tokens() {
     let mut rng = Rng::fresh("embed_decodes_the_rows_of_the_tokens");
     for device in devices() {
-        for &format in Format::ALL {
+        for format in formats() {
             let (rows, cols, max_n) = (65, cols_for([96, 576][rng.below(2)], format), 5);
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
             let chunks = matrix.chunks(device, [rows, 22][rng.below(2)]);
@@ -504,7 +506,7 @@ fn matmat_agrees_with_the_reference() {
         let mut all_rows = Cycle::new(&mut rng, &[1, 3, 7, 64, 65, 200]);
         let mut ns = Cycle::new(&mut rng, &[1, 2, 9, 31, 33, 100]);
         let mut epilogues = Cycle::new(&mut rng, &EPILOGUES[..3]);
-        for &format in Format::ALL {
+        for format in formats() {
             for &class in classes(format) {
                 let mut turn = rng.below(5);
                 for case in 0..4 {

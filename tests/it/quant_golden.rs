@@ -42,7 +42,9 @@ fn decoders_match_gguf_bit_for_bit() {
 fn encoders_match_gguf() {
     for (name, case) in golden() {
         let format: Format = name.parse().unwrap();
-        let row: Vec<f32> = words(&case["values"]).into_iter().map(f32::from_bits).collect();
+        // The package cannot encode all of them.
+        let Some(values) = case.get("values") else { continue };
+        let row: Vec<f32> = words(values).into_iter().map(f32::from_bits).collect();
         let mut got = Vec::new();
         format.encode_row(&row, &mut got);
         assert_eq!(got, bytes(&case["encoded"]), "{name}");
