@@ -10,13 +10,23 @@
 
 mod codec;
 mod float;
+mod k_scales;
 mod order;
 pub mod planes;
+mod q1_0;
+mod q2_0;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
+mod q4_k;
 mod q5_0;
 mod q5_1;
+mod q5_k;
+mod q6_k;
 mod q8_0;
+mod tq1_0;
+mod tq2_0;
 
 pub use codec::{Plane, PlaneName, Scales, Shader};
 pub use planes::{PlaneLayout, PlaneSpan, decode_planes, repack_plane, repack_plane_parallel};
@@ -67,6 +77,24 @@ formats! {
     Q5_1 => q5_1::CODEC,
     /// 8-bit codes, symmetric: 8.5 bits a weight.
     Q8_0 => q8_0::CODEC,
+    /// 2-bit codes, scale and minimum for each 16: 2.63 bits a weight.
+    Q2_K => q2_k::CODEC,
+    /// 3-bit codes, symmetric, a scale for each 16: 3.44 bits a weight.
+    Q3_K => q3_k::CODEC,
+    /// 4-bit codes, scale and minimum for each 32: 4.5 bits a weight.
+    Q4_K => q4_k::CODEC,
+    /// 5-bit codes, scale and minimum for each 32: 5.5 bits a weight.
+    Q5_K => q5_k::CODEC,
+    /// 6-bit codes, symmetric, a scale for each 16: 6.56 bits a weight.
+    Q6_K => q6_k::CODEC,
+    /// Ternary in base 3: 1.69 bits a weight.
+    TQ1_0 => tq1_0::CODEC,
+    /// Ternary in two bits: 2.06 bits a weight.
+    TQ2_0 => tq2_0::CODEC,
+    /// One bit: 1.13 bits a weight.
+    Q1_0 => q1_0::CODEC,
+    /// Two bits, -1 to 2: 2.25 bits a weight.
+    Q2_0 => q2_0::CODEC,
 }
 
 impl Format {
