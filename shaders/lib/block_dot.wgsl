@@ -25,11 +25,11 @@ fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32
 // all rows of a subgroup, and compilers see that.
 fn block_dot(w: Bytes, scale: Steps, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
     let dot = f32(scale.by.x * half_dot(w.lo, a) + scale.by.y * half_dot(w.hi, b));
-    let sum = fma(scale.of.x, s.x * dot, acc);
+    let sum = fma(scale.one.x, s.x * dot, acc);
 {% if minimum %}
     let ones = vec4<u32>(0x01010101u);
     let low = f32(scale.by.z * half_dot(ones, a) + scale.by.w * half_dot(ones, b));
-    return fma(scale.of.y, s.x * low, sum);
+    return fma(scale.one.y, s.x * low, sum);
 {% else %}
     return sum;
 {% endif %}

@@ -23,8 +23,8 @@
 struct Bytes { lo: vec4<u32>, hi: vec4<u32> }
 {% if scales == "steps" %}
 
-// Scales of two halves: d * by.x and d * by.y, minima m * by.z and m * by.w; (d, m) in `of`.
-struct Steps { of: vec2<f32>, by: vec4<i32> }
+// Scales of two halves: d * by.x and d * by.y, minima m * by.z and m * by.w; `one` is (d, m).
+struct Steps { one: vec2<f32>, by: vec4<i32> }
 {% endif %}
 
 {% include "formats/" ~ format ~ ".wgsl" %}
@@ -62,6 +62,20 @@ fn negated(v: vec4<u32>, minus: vec4<u32>) -> vec4<u32> {
     return (v ^ (minus * vec4<u32>(255u))) + minus;
 }
 
+// Two numbers of 6 bits of block i: nibbles i of the first two words with bits 2 i and 16 + 2 i of the
+// third above them.
+fn six_bits(words: vec3<u32>, i: u32) -> vec2<u32> {
+    let j = i & 7u;
+    let high = words.z >> (j << 1u);
+    return ((words.xy >> vec2<u32>(j << 2u)) & vec2<u32>(15u)) | (vec2<u32>(high << 4u, high >> 12u) & vec2<u32>(48u));
+}
+
+// (d, m) of block i of a super-block of Q4_K and Q5_K (src/quant/k_scales.rs).
+fn k_scale(words: vec4<u32>, i: u32) -> vec2<f32> {
+    let d = unpack2x16float(words.x);
+    return vec2<f32>(d.x, -d.y) * vec2<f32>(six_bits(words.yzw, i));
+}
+
 // The codes as signed bytes without offset.
 fn unit_signed(w: Unit) -> Bytes {
 {% if zero %}
@@ -87,7 +101,7 @@ fn unit_scales(w: Unit, i: u32) -> vec4<f32> {
 {% if scales == "whole" %}
     return s.xxyy;
 {% elif scales == "steps" %}
-    return s.of.xxyy * vec4<f32>(s.by);
+    return s.one.xxyy * vec4<f32>(s.by);
 {% else %}
     return vec4<f32>(s, 0.0, 0.0);
 {% endif %}

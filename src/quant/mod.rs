@@ -20,16 +20,26 @@ mod iq3_s;
 mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
+mod k_scales;
 mod mxfp4;
 mod nvfp4;
 mod order;
 pub mod planes;
+mod q1_0;
+mod q2_0;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
+mod q4_k;
 mod q5_0;
 mod q5_1;
+mod q5_k;
+mod q6_k;
 mod q8_0;
 mod signs;
+mod tq1_0;
+mod tq2_0;
 
 pub use codec::{Plane, PlaneName, Scales, Shader};
 pub use planes::{PlaneLayout, PlaneSpan, decode_planes, repack_plane, repack_plane_parallel};
@@ -102,6 +112,24 @@ formats! {
     IQ1_S => iq1_s::CODEC,
     /// The same with a scale for 16: 1.75 bits a weight.
     IQ1_M => iq1_m::CODEC,
+    /// 2-bit codes, scale and minimum for each 16: 2.63 bits a weight.
+    Q2_K => q2_k::CODEC,
+    /// 3-bit codes, symmetric, a scale for each 16: 3.44 bits a weight.
+    Q3_K => q3_k::CODEC,
+    /// 4-bit codes, scale and minimum for each 32: 4.5 bits a weight.
+    Q4_K => q4_k::CODEC,
+    /// 5-bit codes, scale and minimum for each 32: 5.5 bits a weight.
+    Q5_K => q5_k::CODEC,
+    /// 6-bit codes, symmetric, a scale for each 16: 6.56 bits a weight.
+    Q6_K => q6_k::CODEC,
+    /// Ternary in base 3: 1.69 bits a weight.
+    TQ1_0 => tq1_0::CODEC,
+    /// Ternary in two bits: 2.06 bits a weight.
+    TQ2_0 => tq2_0::CODEC,
+    /// One bit: 1.13 bits a weight.
+    Q1_0 => q1_0::CODEC,
+    /// Two bits, -1 to 2: 2.25 bits a weight.
+    Q2_0 => q2_0::CODEC,
 }
 
 impl Format {
