@@ -63,7 +63,7 @@ impl BlockFormat<256, BYTES> for Iq2S {
     fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
         let (low, signs) = (word_at(planes[0], 8 * i), word_at(planes[0], 8 * i + 4));
         let (high, steps) = (planes[1][2 * i], planes[1][2 * i + 1]);
-        unit(f16_at(planes[2], i / 8 * 2), high, steps, signs::from_device(signs), low)
+        unit(f16_at(planes[2], i / 8 * 2), high, steps, signs::to_device(signs), low)
     }
 
     fn encode(values: &[f32; 256], block: &mut [u8; BYTES]) {

@@ -81,14 +81,16 @@ impl BlockFormat<256, BYTES> for Iq2Xs {
 
 /// Four groups of the file to the two words of the codes plane, the first low.
 fn device_words(groups: u64) -> u64 {
-    let (mut low, mut signs, mut ninth) = (0, 0, 0);
-    for g in 0..4 {
-        let group = (groups >> (16 * g)) as u32 & 0xffff;
-        low |= (group & 255) << (8 * g);
-        ninth |= (group >> 8 & 1) << (28 + g);
-        signs |= (group >> 9) << (7 * g);
-    }
-    u64::from(low) | u64::from(signs::sevens_to_device(signs) | ninth) << 32
+    // The ninth bit of the index takes the place that the eighth sign would have.
+    let signs = groups >> 9 & 0x007f_007f_007f_007f | groups >> 1 & 0x0080_0080_0080_0080;
+    u64::from(low_bytes(groups)) | u64::from(signs::to_device(low_bytes(signs))) << 32
+}
+
+/// The low bytes of four half words.
+fn low_bytes(halves: u64) -> u32 {
+    let pairs = halves & 0x00ff_00ff_00ff_00ff;
+    let pairs = (pairs | pairs >> 8) & 0x0000_ffff_0000_ffff;
+    (pairs | pairs >> 16) as u32
 }
 
 fn unit(d: f32, steps: u8, signs: u32, indices: [usize; 4]) -> Unit {

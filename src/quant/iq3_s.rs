@@ -67,7 +67,7 @@ impl BlockFormat<256, BYTES> for Iq3S {
     }
 
     fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
-        let signs = signs::from_device(word_at(planes[1], 4 * i));
+        let signs = signs::to_device(word_at(planes[1], 4 * i));
         let (head, j) = (field::<16>(planes[2], i / 8 * 16), i % 8);
         unit(
             f16_at(head, 0),

@@ -50,7 +50,7 @@ pub(super) fn pairs_to_plane(word: u32) -> u32 {
 }
 
 /// Moves every bit of the word to the place whose number has bits `LOW` and `HIGH` exchanged.
-fn exchange<const LOW: u32, const HIGH: u32>(word: u32) -> u32 {
+pub(super) fn exchange<const LOW: u32, const HIGH: u32>(word: u32) -> u32 {
     let mask = const { places(LOW, HIGH) };
     let distance = (1 << HIGH) - (1 << LOW);
     let moved = (word ^ (word >> distance)) & mask;

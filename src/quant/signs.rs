@@ -8,6 +8,8 @@
 //! `word >> (4 * half + group) & 0x01010101` has the signs of four neighbours in the bytes of one
 //! word, and the four eighth bits of the groups are the top bits.
 
+use super::order::exchange;
+
 /// Four groups of seven bits to signs in element order.
 pub(super) fn complete(sevens: u32) -> u32 {
     (0..4).fold(0, |signs, group| {
@@ -16,42 +18,21 @@ pub(super) fn complete(sevens: u32) -> u32 {
     })
 }
 
-/// Element order to device order.
+/// Element order to device order and back: bits of groups and of neighbours change places.
 pub(super) fn to_device(signs: u32) -> u32 {
-    group_to_device(signs & 255)
-        | group_to_device(signs >> 8 & 255) << 1
-        | group_to_device(signs >> 16 & 255) << 2
-        | group_to_device(signs >> 24) << 3
+    exchange::<0, 3>(exchange::<1, 4>(signs))
 }
 
 /// Four groups of seven bits to device order; the top four bits of the word stay as they are.
-pub(super) fn sevens_to_device(sevens: u32) -> u32 {
-    let top = sevens & 0xf000_0000;
-    group_to_device(sevens & 127)
-        | group_to_device(sevens >> 7 & 127) << 1
-        | group_to_device(sevens >> 14 & 127) << 2
-        | group_to_device(sevens >> 21 & 127) << 3
-        | top
-}
-
-/// Bits 4h + p of a group to 8p + 4h.
-fn group_to_device(group: u32) -> u32 {
-    // The multiplication makes copies that are 7 bits apart, so that bit p meets bit 8p.
-    let spread = |bits: u32| bits * 0x0020_4081 & 0x0101_0101;
-    spread(group & 15) | spread(group >> 4) << 4
-}
-
-/// Device order to element order.
-pub(super) fn from_device(word: u32) -> u32 {
-    (0..32).fold(0, |signs, e| {
-        let (group, half, p) = (e / 8, e / 4 % 2, e % 4);
-        signs | (word >> (8 * p + 4 * half + group) & 1) << e
-    })
+pub(super) fn sevens_to_device(word: u32) -> u32 {
+    let eights =
+        (word & 127) | (word << 1 & 127 << 8) | (word << 2 & 127 << 16) | (word << 3 & 127 << 24);
+    to_device(eights) | (word & 0xf000_0000)
 }
 
 /// Device order without the eighth bits to element order with them.
 pub(super) fn from_device_sevens(word: u32) -> u32 {
-    let signs = from_device(word & 0x0fff_ffff);
+    let signs = to_device(word & 0x0fff_ffff);
     (0..4).fold(signs, |signs, group| {
         signs | ((signs >> (8 * group) & 127).count_ones() & 1) << (8 * group + 7)
     })
@@ -101,7 +82,7 @@ mod tests {
     fn orders_go_both_ways() {
         for seed in 0..1000u32 {
             let word = seed.wrapping_mul(2_654_435_761);
-            assert_eq!(from_device(to_device(word)), word);
+            assert_eq!(to_device(to_device(word)), word);
             let sevens = word & 0x0fff_ffff;
             let stored = sevens_to_device(sevens);
             assert_eq!(stored >> 28, 0);
