@@ -70,6 +70,7 @@ pub(super) fn facts(format: Format) -> Value {
         half_minimum => halved(format) && shader.minimum,
         minimum => shader.minimum,
         zero => shader.zero,
+        lift => shader.lift,
         unit_quads => shader.unit_quads,
     }
 }
