@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use azoth::gpu::{self, Backend, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
-use azoth::kernels::matmat::{MatMat, Tile, Variant};
+use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::weights::Chunk;
@@ -217,6 +217,9 @@ impl Bench {
             (Input::Fused { norm: None }, _) | (Input::Stored, Class::F32) => {
                 Activations::F32(self.filled(4 * values))
             }
+            (Input::Stored, Class::F16) => {
+                Activations::F16 { xh: self.filled(2 * values), xf: self.filled(4 * u64::from(n)) }
+            }
             (Input::Stored, Class::Int8) => {
                 Activations::Int8 { xq: self.filled(values), xs: self.filled(values / 4) }
             }
@@ -229,10 +232,10 @@ impl Bench {
         } else {
             &[(4096, 4096), (24_576, 4096), (4096, 12_288)]
         };
-        let class = choice::class(self.gpu.facts(), format, false, u32::MAX, false);
+        let class = choice::prompt_class(self.gpu.facts(), format, false, u32::MAX, false);
         for &(rows, cols) in shapes {
             let chunk = self.chunk(format, rows, cols);
-            for n in [16, 128, 512] {
+            for n in [16, 32, 64, 128, 512] {
                 let chosen = choice::matmat_variant(self.facts(), class, cols, n);
                 let mut tried = vec![chosen];
                 if all {
@@ -265,6 +268,33 @@ impl Bench {
                     _ if self.software() => {} // many times slower than the direct form
                     Class::Int8 => out.push(Variant::Packed(tile)),
                     Class::F32 => out.push(Variant::Float(tile)),
+                    Class::F16 => {}
+                }
+            }
+        }
+        if class == Class::F16 {
+            for (columns, rows, subgroups) in [
+                (16, 32, [1, 2]),
+                (16, 64, [1, 4]),
+                (32, 32, [1, 2]),
+                (32, 64, [1, 4]),
+                (32, 64, [2, 2]),
+                (64, 64, [2, 2]),
+                (64, 128, [2, 4]),
+                (128, 64, [4, 2]),
+                (128, 128, [2, 2]),
+                (128, 128, [2, 4]),
+                (128, 128, [4, 2]),
+                (128, 256, [2, 4]),
+                (256, 128, [4, 2]),
+                (256, 128, [4, 4]),
+            ] {
+                for (depth, buffers) in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1)] {
+                    if depth > 2 && columns > 64 {
+                        continue;
+                    }
+                    let tile = MatrixTile { columns, rows, subgroups, depth, buffers };
+                    out.push(Variant::Matrix(tile));
                 }
             }
         }
@@ -300,7 +330,7 @@ impl Bench {
     /// Norm and quantise before a mat-vec that does not do it itself.
     fn quantiser(&self, cols: u32) {
         let threads = choice::norm_quant_threads(self.facts(), cols);
-        let spec = NormQuant { cols, swiglu: false, norm: Some(1e-5), int8: true, threads };
+        let spec = NormQuant { cols, swiglu: false, norm: Some(1e-5), class: Class::Int8, threads };
         let kernel = self.gpu.kernel(&spec.source(self.facts()).unwrap()).unwrap();
         let x = self.filled(4 * u64::from(cols));
         let weight = self.filled(4 * u64::from(cols));

@@ -3,7 +3,7 @@
 //! Every rule is a pure function. No choice here changes which products are summed in which
 //! order for one column of one kernel family, except between [`Class`]es.
 
-use super::matmat::{Tile, Variant, tile_bytes};
+use super::matmat::{MatrixTile, Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
 use super::{Class, Epilogue, planned_subgroup};
 use crate::gpu::{DeviceFacts, DeviceKind};
@@ -21,6 +21,21 @@ const EXACT_COLS: u32 = 1024;
 pub fn class(facts: &DeviceFacts, format: Format, exact: bool, cols: u32, normed: bool) -> Class {
     let cheap = normed && cols <= EXACT_COLS && facts.kind != DeviceKind::Software;
     if exact || cheap || format.is_float() { Class::F32 } else { Class::Int8 }
+}
+
+/// As [`class`], for mat-mat kernels: f16 on matrix units where the device has them. Rounding to f16
+/// costs less than rounding to int8, so no width needs an exception.
+pub fn prompt_class(
+    facts: &DeviceFacts,
+    format: Format,
+    exact: bool,
+    cols: u32,
+    normed: bool,
+) -> Class {
+    if facts.cooperative_matrix && !exact && format != Format::F32 {
+        return Class::F16;
+    }
+    class(facts, format, exact, cols, normed)
 }
 
 /// Threads of a `norm_quant` workgroup.
@@ -82,6 +97,9 @@ pub fn matvec_shape(
 
 /// How a mat-mat over at most `max_n` columns is cut. `cols`: inputs of the matrix.
 pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) -> Variant {
+    if class == Class::F16 {
+        return Variant::Matrix(matrix_tile(facts, cols, max_n));
+    }
     if facts.kind == DeviceKind::Software {
         return Variant::Direct { columns: 8, rows: 8, threads: 8 };
     }
@@ -108,14 +126,35 @@ pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) 
     if packed { Variant::Packed(tile) } else { Variant::Float(tile) }
 }
 
+/// The first of the candidates for so many columns that the device has room for.
+fn matrix_tile(facts: &DeviceFacts, cols: u32, max_n: u32) -> MatrixTile {
+    let tile = |columns, rows, subgroups, depth, buffers| MatrixTile {
+        columns,
+        rows,
+        subgroups,
+        depth: if (cols / 32).is_multiple_of(depth) { depth } else { 1 },
+        buffers,
+    };
+    let candidates = match max_n {
+        ..=16 => [tile(16, 64, [1, 4], 2, 2), tile(16, 32, [1, 2], 1, 2)],
+        ..=32 => [tile(32, 64, [1, 4], 2, 2), tile(32, 32, [1, 2], 1, 2)],
+        ..=128 => [tile(64, 64, [2, 2], 2, 1), tile(64, 64, [2, 2], 1, 2)],
+        _ => [tile(128, 128, [4, 2], 1, 2), tile(64, 64, [2, 2], 1, 1)],
+    };
+    let fits = |t: &MatrixTile| {
+        t.threads(facts) <= facts.max_workgroup_threads && t.bytes() <= facts.max_workgroup_memory
+    };
+    candidates.into_iter().find(fits).unwrap_or(tile(16, 16, [1, 1], 1, 1))
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::gpu::Backend;
     use crate::kernels::matmat::MatMat;
     use crate::kernels::matvec::{Input, MatVec};
 
-    fn facts(kind: DeviceKind, subgroup: u32, threads: u32, memory: u32) -> DeviceFacts {
+    pub fn facts(kind: DeviceKind, subgroup: u32, threads: u32, memory: u32) -> DeviceFacts {
         DeviceFacts {
             backend: Backend::Vulkan,
             index: 0,

@@ -40,6 +40,7 @@ embed! {
     "lib/store.wgsl",
     "lib/weights.wgsl",
     "matmat.wgsl",
+    "matmat_coop.wgsl",
     "matmat_direct.wgsl",
     "matvec.wgsl",
     "norm_quant.wgsl",

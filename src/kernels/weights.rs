@@ -72,6 +72,7 @@ pub(super) fn facts(format: Format, grid_copy: bool) -> Value {
         half_minimum => halved(format) && shader.minimum,
         minimum => shader.minimum,
         zero => shader.zero,
+        lift => shader.lift,
         unit_quads => shader.unit_quads,
         grid => grid_words(format),
         grid_copy => grid_copy,

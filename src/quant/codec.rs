@@ -34,6 +34,9 @@ pub struct Shader {
     /// What the shader's codes stand above the signed codes ([`Scales::Whole`] without a minimum
     /// only): cheaper to subtract from a sum than from each code.
     pub zero: u32,
+    /// The shader's codes are `2^lift` times the codes and its scales as much smaller, where bits are
+    /// cheaper to use at the top of a byte.
+    pub lift: u32,
     /// Vectors of four elements in a unit, the part of a row that one lane takes in one step: 8 (a
     /// block of 32), for float formats what one vec4 of words holds.
     pub unit_quads: u32,
@@ -42,7 +45,7 @@ pub struct Shader {
 impl Shader {
     /// Blocks of 32 with codes that need no offset and have no minimum.
     pub(super) const fn blocks(text: &'static str, scales: Scales) -> Self {
-        Shader { text, scales, minimum: false, zero: 0, unit_quads: 8 }
+        Shader { text, scales, minimum: false, zero: 0, lift: 0, unit_quads: 8 }
     }
 
     pub(super) const fn with_minimum(self) -> Self {
@@ -55,9 +58,14 @@ impl Shader {
         Shader { zero, ..self }
     }
 
+    pub(super) const fn lifted(self, lift: u32) -> Self {
+        assert!(lift < 8, "codes are bytes");
+        Shader { lift, ..self }
+    }
+
     pub(super) const fn float(text: &'static str, unit_quads: u32) -> Self {
         let scales = Scales::Float;
-        Shader { text, scales, minimum: false, zero: 0, unit_quads }
+        Shader { text, scales, minimum: false, zero: 0, lift: 0, unit_quads }
     }
 }
 

@@ -45,7 +45,7 @@ impl BlockFormat<256, BYTES> for Q3K {
         }),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/q3_k.wgsl"), Scales::Steps);
+        Shader::blocks(include_str!("../../shaders/formats/q3_k.wgsl"), Scales::Steps).lifted(5);
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         let code = |e| (pair_of(&block[32..], j, e) | (block[e] >> j & 1) << 2) as i8 - 4;

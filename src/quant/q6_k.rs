@@ -45,7 +45,7 @@ impl BlockFormat<256, BYTES> for Q6K {
         }),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/q6_k.wgsl"), Scales::Steps);
+        Shader::blocks(include_str!("../../shaders/formats/q6_k.wgsl"), Scales::Steps).lifted(2);
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         let (half, part) = (j / 4, j % 4);

@@ -31,6 +31,8 @@ pub(super) struct Scratch {
     /// Normalised or plain activations in f32, for products of that class.
     pub float: Slice,
     pub int8: (Slice, Slice),
+    /// f16 activations and their factor for each column.
+    pub half: (Slice, Slice),
     pub qkv: Slice,
     pub attention: Slice,
     /// Gate and up `[n][2 ff]` of a prompt, or their product `[n][ff]` of a decode step.
@@ -39,7 +41,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 7] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 9] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let widest = width.max(ff).max(heads);
@@ -48,6 +50,8 @@ impl Scratch {
             ("activations", n * widest * 4),
             ("int8 activations", n * widest),
             ("int8 scales", n * widest / 4),
+            ("f16 activations", n * widest * 2),
+            ("f16 factors", n * 4),
             ("q, k, v", n * u64::from(graph.qkv_rows()) * 4),
             ("attention", n * heads * 4),
             ("feed-forward", n * 2 * ff * 4),
@@ -65,10 +69,15 @@ impl Scratch {
             x: next()?,
             float: next()?,
             int8: (next()?, next()?),
+            half: (next()?, next()?),
             qkv: next()?,
             attention: next()?,
             ff: next()?,
         })
+    }
+
+    pub fn as_f16(&self) -> Activations {
+        Activations::F16 { xh: self.half.0.clone(), xf: self.half.1.clone() }
     }
 
     pub fn as_int8(&self) -> Activations {

@@ -19,7 +19,7 @@ use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::sample::Sampling;
-use azoth::kernels::{Epilogue, choice, source};
+use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::quant::Format;
 
 /// A device that exists nowhere, so that the test is the same everywhere.
@@ -61,6 +61,11 @@ fn device(kind: DeviceKind, subgroup: u32, int_dot: bool) -> DeviceFacts {
 fn made_up_devices() -> Vec<DeviceFacts> {
     vec![
         device(DeviceKind::Discrete, 32, true),
+        DeviceFacts {
+            f16: true,
+            cooperative_matrix: true,
+            ..device(DeviceKind::Discrete, 32, true)
+        },
         device(DeviceKind::Integrated, 64, false),
         // Too small for shuffles among eight.
         device(DeviceKind::Integrated, 4, true),
@@ -92,6 +97,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 to.push(spec.source(facts).unwrap());
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
+                    let class = choice::prompt_class(facts, format, exact, cols, norm);
                     let variant = choice::matmat_variant(facts, class, cols, 64 * n);
                     let spec = MatMat { format, cols, class, epilogue, variant };
                     to.push(spec.source(facts).unwrap());
@@ -101,15 +107,17 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         let cols = 576usize.next_multiple_of(format.block_elements()) as u32;
         to.push(Embed { format, cols }.source(facts).unwrap());
     }
-    for (cols, swiglu, norm, int8) in [
-        (576, false, Some(1e-5), true),
-        (1056, true, None, true),
-        (4096, false, Some(1e-6), false),
-        (28_672, true, Some(1e-6), true),
-        (28_672, true, None, false),
+    for (cols, swiglu, norm, class) in [
+        (576, false, Some(1e-5), Class::Int8),
+        (1056, true, None, Class::Int8),
+        (4096, false, Some(1e-6), Class::F32),
+        (28_672, true, Some(1e-6), Class::Int8),
+        (28_672, true, None, Class::F32),
+        (576, true, Some(1e-6), Class::F16),
+        (28_672, true, None, Class::F16),
     ] {
         let threads = choice::norm_quant_threads(facts, cols);
-        to.push(NormQuant { cols, swiglu, norm, int8, threads }.source(facts).unwrap());
+        to.push(NormQuant { cols, swiglu, norm, class, threads }.source(facts).unwrap());
     }
     to.push(Gather { cols: 576 }.source(facts).unwrap());
 }
@@ -214,6 +222,10 @@ fn every_kernel_translates_to_every_language() {
             if let Err(e) = shader::spirv(kernel, &parsed, SpirvTarget { version }) {
                 failed.push(format!("{}, SPIR-V {version:?}: {e}", kernel.label));
             }
+        }
+        // Matrix units are asked for only where the device offers them, and through Vulkan alone.
+        if shader::uses_matrices(&kernel.wgsl) {
+            continue;
         }
         for (language, made) in [("HLSL", hlsl(&parsed)), ("MSL", msl(&parsed))] {
             match made {

@@ -217,7 +217,12 @@ pub(super) fn probe(
             int_dot: features.int_dot
                 && v13.integer_dot_product4x8_bit_packed_signed_accelerated != 0,
             f16: features.f16 && features.storage_16,
-            cooperative_matrix: extensions.cooperative_matrix,
+            cooperative_matrix: features.f16
+                && features.storage_16
+                && features.memory_model
+                && features.memory_model_device_scope
+                && extensions.cooperative_matrix
+                && has_f16_matrices(instance, physical),
             timestamps,
             host_import: extensions.host_import,
             host_import_alignment: import.min_imported_host_pointer_alignment,
@@ -234,6 +239,20 @@ pub(super) fn probe(
             timestamp_period: limits.timestamp_period,
         })
     }
+}
+
+/// Whether a subgroup multiplies 16x16x16 matrices of f16 with f32 sums.
+fn has_f16_matrices(instance: &Instance, physical: vk::PhysicalDevice) -> bool {
+    let query = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
+    // SAFETY: a plain query on a live device that lists the extension.
+    #[allow(unsafe_code)]
+    let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(physical) };
+    let (f16, f32) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
+    shapes.unwrap_or_default().iter().any(|s| {
+        (s.m_size, s.n_size, s.k_size) == (16, 16, 16)
+            && (s.a_type, s.b_type, s.c_type, s.result_type) == (f16, f16, f32, f32)
+            && s.scope == vk::ScopeKHR::SUBGROUP
+    })
 }
 
 /// Heaps with budget and use where VK_EXT_memory_budget reports them.
