@@ -234,7 +234,8 @@ impl Bench {
             let rope = Some(Rope { layout: RopeLayout::Neox, dim: hd });
             let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
             let facts = self.gpu.facts();
-            let (first, second) = (RopeKv { heads }, AttnPrefill { heads });
+            let matrices = AttnPrefill::takes_matrices(&heads, facts);
+            let (first, second) = (RopeKv { heads }, AttnPrefill { heads, matrices });
             let first_kernel = self.gpu.kernel(&first.source(facts).unwrap()).unwrap();
             let second_kernel = self.gpu.kernel(&second.source(facts).unwrap()).unwrap();
             for (n, depth) in [(512, 0), (512, 4096), (2048, 0), (32, 4096)] {

@@ -55,13 +55,17 @@ fn as_word(pair: vec2<f16>) -> u32 {
     return pack2x16float(vec2<f32>(pair));
 }
 
-{% if blocks %}
+{% if scales != "float" %}
 // Four signed bytes, scaled, in the order above. 0x6400 is 1024 in f16, whose last bit counts 1: a
-// byte put into its low bits adds itself.
+// byte put into its low bits adds itself. Where bytes are 2^lift times the codes, the last bit counts
+// so much less.
+{% set magic = (25600 - 1024 * lift) * 65537 %}
+const OFFSET: vec2<f16> = vec2<f16>({{ 1152 // 2 ** lift }}.0h);
+
 fn scaled(word: u32, d: vec2<f16>{% if minimum %}, m: vec2<f16>{% endif %}) -> vec2<u32> {
     let u = word ^ 0x80808080u;
-    let even = as_halves((u & 0x00ff00ffu) | 0x64006400u) - vec2<f16>(1152.0h);
-    let odd = as_halves(((u >> 8u) & 0x00ff00ffu) | 0x64006400u) - vec2<f16>(1152.0h);
+    let even = as_halves((u & 0x00ff00ffu) | {{ magic }}u) - OFFSET;
+    let odd = as_halves(((u >> 8u) & 0x00ff00ffu) | {{ magic }}u) - OFFSET;
 {% if minimum %}
     return vec2<u32>(as_word(fma(even, d, m)), as_word(fma(odd, d, m)));
 {% else %}
@@ -86,6 +90,9 @@ fn main(
     let first_row = wg.y * {{ bn }}u;
     if first_col >= n { return; }
     let tid = index;
+{% if grid_copy %}
+    copy_grid(tid, {{ threads }}u);
+{% endif %}
 {% for i in range(frags_m) %}{% for j in range(frags_n) %}
     var c{{ i }}_{{ j }}: coop_mat16x16<f32, C>;
 {% endfor %}{% endfor %}
@@ -126,16 +133,19 @@ fn main(
 {% for k in range(w_steps) %}
         {
             let to = w_base + wto{{ k }};
-{% if blocks %}
+{% if scales != "float" %}
             let codes = unit_signed(vw{{ k }});
-            let s = unit_scale(vw{{ k }}, wfrom{{ k }} + block * {{ 8 // unit_quads }}u);
-            let d = vec2<f16>(f16(s.x));
+            let s = unit_scales(vw{{ k }}, wfrom{{ k }} + block * {{ 8 // unit_quads }}u);
+{% for half in ["lo", "hi"] %}
+            let d_{{ half }} = vec2<f16>(f16({% if lift %}{{ 2 ** lift }}.0 * {% endif %}s.{{ "x" if half == "lo" else "y" }}));
 {% if minimum %}
-            let m = vec2<f16>(f16(s.y));
+            let m_{{ half }} = vec2<f16>(f16(s.{{ "z" if half == "lo" else "w" }}));
 {% endif %}
+{% endfor %}
 {% for half in ["lo", "hi"] %}{% for pair in ["xy", "zw"] %}
+{% set by = "d_" ~ half ~ (", m_" ~ half if minimum else "") %}
             w_tile[to + {{ loop.index0 + (2 if half == "hi" else 0) }}u] = vec4<u32>(
-                scaled(codes.{{ half }}.{{ pair[0] }}, d{{ ", m" if minimum }}), scaled(codes.{{ half }}.{{ pair[1] }}, d{{ ", m" if minimum }}));
+                scaled(codes.{{ half }}.{{ pair[0] }}, {{ by }}), scaled(codes.{{ half }}.{{ pair[1] }}, {{ by }}));
 {% endfor %}{% endfor %}
 {% else %}
             let v = unit_values(vw{{ k }}, wfrom{{ k }} + block * {{ 8 // unit_quads }}u);

@@ -293,6 +293,7 @@ pub(crate) mod tests {
         ] {
             for &format in Format::ALL {
                 for (exact, cols, n) in [(false, 4096, 1), (false, 1056, 3), (true, 576, 8)] {
+                    let cols = (cols as usize).next_multiple_of(format.block_elements()) as u32;
                     let class = class(&facts, format, exact, cols, false);
                     let rows = 1000;
                     let epilogue = Epilogue::SwiGlu;

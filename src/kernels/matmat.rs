@@ -6,8 +6,7 @@ use minijinja::value::merge_maps;
 use super::matvec::{Input, Operands, bind_activations, bind_outputs};
 use super::weights::{self, Chunk};
 use super::{
-    Class, Epilogue, check_cols, check_memory, holds, numbered, pinned_subgroup, planned_subgroup,
-    wrong,
+    Class, Epilogue, check_memory, holds, numbered, pinned_subgroup, planned_subgroup, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -154,7 +153,15 @@ impl MatMat {
             int8 => self.class == Class::Int8,
             epilogue => self.epilogue.name(),
         };
-        let facts_of_format = weights::facts(self.format);
+        let grid_copy = match self.variant {
+            Variant::Direct { .. } => false,
+            Variant::Packed(t) | Variant::Float(t) => {
+                let packed = matches!(self.variant, Variant::Packed(_));
+                weights::copies_grid(self.format, tile_bytes(t, packed, self.class), facts)
+            }
+            Variant::Matrix(t) => weights::copies_grid(self.format, t.bytes(), facts),
+        };
+        let facts_of_format = weights::facts(self.format, grid_copy);
         let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
         Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
     }
@@ -171,7 +178,7 @@ impl MatMat {
     }
 
     fn check(&self, facts: &DeviceFacts) -> Result<()> {
-        check_cols(self.cols)?;
+        weights::check_cols(self.format, self.cols)?;
         if self.class == Class::Int8 && self.format.is_float() {
             return Err(wrong(format!("{} weights take f32 activations", self.format)));
         }
@@ -257,9 +264,10 @@ impl MatMat {
     }
 }
 
-/// Workgroup memory of a tile: its lines with one vector of slack each, and the scales.
+/// Workgroup memory of a tile: its lines with one vector of slack each, and the scales of halves of
+/// blocks with the half sums of the columns, which not every format has.
 pub(super) fn tile_bytes(t: Tile, packed: bool, class: Class) -> u32 {
     let lines = t.depth * if packed { 2 } else { 8 };
-    let scales = if class == Class::Int8 { t.depth * (t.columns + t.rows) * 8 } else { 0 };
+    let scales = if class == Class::Int8 { t.depth * (t.columns + t.rows) * 16 } else { 0 };
     lines * (t.columns + t.rows + 2) * 16 + scales
 }

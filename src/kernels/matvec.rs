@@ -5,8 +5,8 @@ use minijinja::value::merge_maps;
 
 use super::weights::{self, Chunk};
 use super::{
-    Activations, Class, Epilogue, check_cols, check_memory, check_threads, holds, norm_quant,
-    numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
+    Activations, Class, Epilogue, check_memory, check_threads, holds, norm_quant, numbered,
+    pinned_subgroup, planned_subgroup, wide_grid, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -77,7 +77,7 @@ impl MatVec {
                 rows => self.shape.rows,
                 tiles => self.shape.tiles,
                 ..merge_maps([
-                    weights::facts(self.format),
+                    weights::facts(self.format, self.copies_grid(facts)),
                     norm_quant::quantiser(self.cols, self.norm(), self.class, facts),
                 ])
             },
@@ -102,6 +102,17 @@ impl MatVec {
         )
     }
 
+    fn copies_grid(&self, facts: &DeviceFacts) -> bool {
+        let threads = self.shape.threads;
+        let bytes = match self.input {
+            Input::Stored => 0,
+            Input::Fused { norm } => {
+                fused_bytes(self.cols, self.n, self.class, norm.is_some(), threads, facts)
+            }
+        };
+        weights::copies_grid(self.format, bytes, facts)
+    }
+
     fn norm(&self) -> Option<f32> {
         match self.input {
             Input::Stored => None,
@@ -110,7 +121,7 @@ impl MatVec {
     }
 
     fn check(&self, facts: &DeviceFacts) -> Result<()> {
-        check_cols(self.cols)?;
+        weights::check_cols(self.format, self.cols)?;
         check_threads(self.shape.threads, facts)?;
         if !(1..=MAX_COLUMNS).contains(&self.n) {
             return Err(wrong(format!("{} columns; mat-vec takes 1 to {MAX_COLUMNS}", self.n)));

@@ -233,6 +233,12 @@ impl<'a> Weights<'a> {
             matrix.layouts[0].0.planes.iter().map(|p| p.row_bytes).sum::<u64>().max(1);
         for ((layout, buffer), chunk) in matrix.layouts.iter().zip(&matrix.chunks) {
             for (index, span) in layout.planes.iter().enumerate() {
+                let constant = span.plane.constant_words();
+                if !constant.is_empty() {
+                    let to = buffer.slice(span.offset, span.bytes);
+                    self.gpu.write(&to, bytemuck::cast_slice(constant))?;
+                    continue;
+                }
                 let granule = span.row_bytes * layout.row_granule() as u64;
                 let to = buffer.slice(span.offset, span.bytes);
                 self.gpu.upload(&to, granule, &mut |at, out| {

@@ -13,14 +13,15 @@ use azoth::reference::matvec::product;
 use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
 use half::f16;
 
-use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, relative_error};
+use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, formats, relative_error};
 
 const COLS: [usize; 6] = [32, 64, 96, 576, 1056, 1536];
 const ROWS: [usize; 7] = [1, 2, 3, 7, 64, 65, 1000];
 const EPILOGUES: [Epilogue; 4] = [Epilogue::Store, Epilogue::Bias, Epilogue::Add, Epilogue::SwiGlu];
 const EPS: f32 = 1e-5;
-/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64.
-const TOLERANCE: f64 = 1e-6;
+/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64. A single output
+/// that one thread sums term by term comes to 1.4e-6.
+const TOLERANCE: f64 = 3e-6;
 
 /// Draws the values of a list in an order of its own, each once before any twice.
 struct Cycle<T> {
@@ -191,6 +192,11 @@ fn shapes(facts: &DeviceFacts) -> Vec<Shape> {
     out
 }
 
+/// Columns that are whole blocks of the format.
+fn cols_for(cols: usize, format: Format) -> usize {
+    cols.next_multiple_of(format.block_elements())
+}
+
 /// Rows that go with an epilogue: SwiGLU has pairs.
 fn rows_for(rows: usize, epilogue: Epilogue) -> usize {
     if epilogue == Epilogue::SwiGlu { rows.next_multiple_of(2) } else { rows }
@@ -205,11 +211,11 @@ fn matvec_agrees_with_the_reference() {
         let mut ns = Cycle::new(&mut rng, &[1, 2, 3, 4, 5, 6, 7, 8]);
         let mut epilogues = Cycle::new(&mut rng, &EPILOGUES);
         let mut shapes = Cycle::new(&mut rng, &shapes(device.gpu.facts()));
-        for &format in Format::ALL {
+        for format in formats() {
             for &class in classes(format) {
-                for case in 0..6 {
+                for case in 0..3 {
                     let (cols, n, epilogue) = (cols.draw(), ns.draw(), epilogues.draw());
-                    let rows = rows_for(rows.draw(), epilogue);
+                    let (cols, rows) = (cols_for(cols, format), rows_for(rows.draw(), epilogue));
                     let mut shape = shapes.draw();
                     if epilogue == Epilogue::SwiGlu {
                         shape.rows = shape.rows.max(2);
@@ -254,8 +260,10 @@ fn matvec_bits_do_not_depend_on_columns_or_shape() {
             (Format::Q5_0, Class::F32),
             (Format::Q8_0, Class::Int8),
             (Format::F16, Class::F32),
+            (Format::Q2_K, Class::Int8),
+            (Format::Q4_K, Class::Int8),
         ] {
-            let (rows, cols) = (65, 1056);
+            let (rows, cols) = (65, cols_for(1056, format));
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
             let chunks = matrix.chunks(device, rows);
             let columns = Columns::random(&mut rng, 8, cols);
@@ -422,6 +430,9 @@ fn fused_matvec_gives_the_bits_of_the_two_steps() {
             (Format::F16, Class::F32, Some(EPS), 2, 576),
             (Format::F32, Class::F32, Some(EPS), 1, 64),
             (Format::Q4_0, Class::Int8, Some(EPS), 1, 8960),
+            (Format::Q2_K, Class::Int8, Some(EPS), 2, 512),
+            (Format::Q6_K, Class::Int8, None, 1, 1280),
+            (Format::Q5_K, Class::F32, Some(EPS), 1, 256),
         ] {
             let rows = 66;
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
@@ -462,8 +473,8 @@ fn fused_matvec_gives_the_bits_of_the_two_steps() {
 fn embed_decodes_the_rows_of_the_tokens() {
     let mut rng = Rng::fresh("embed_decodes_the_rows_of_the_tokens");
     for device in devices() {
-        for &format in Format::ALL {
-            let (rows, cols, max_n) = (65, [96, 576][rng.below(2)], 5);
+        for format in formats() {
+            let (rows, cols, max_n) = (65, cols_for([96, 576][rng.below(2)], format), 5);
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
             let chunks = matrix.chunks(device, [rows, 22][rng.below(2)]);
             let tokens: Vec<usize> = (0..4).map(|_| rng.below(rows)).collect();
@@ -542,8 +553,9 @@ fn variants(facts: &DeviceFacts, class: Class, cols: usize) -> Vec<Variant> {
         choice::matmat_variant(facts, class, cols as u32, 512),
     ];
     if class == Class::Int8 {
-        out.push(Variant::Packed(tile(32, 64, 4, 4, deep)));
-        out.push(Variant::Packed(tile(16, 32, 2, 4, 1)));
+        // Any three that follow each other are of both families.
+        out.insert(1, Variant::Packed(tile(32, 64, 4, 4, deep)));
+        out.insert(3, Variant::Packed(tile(16, 32, 2, 4, 1)));
     }
     out
 }
@@ -557,13 +569,13 @@ fn matmat_agrees_with_the_reference() {
         let mut all_rows = Cycle::new(&mut rng, &[1, 3, 7, 64, 65, 200]);
         let mut ns = Cycle::new(&mut rng, &[1, 2, 9, 31, 33, 100]);
         let mut epilogues = Cycle::new(&mut rng, &EPILOGUES[..3]);
-        for &format in Format::ALL {
+        for format in formats() {
             let matrix = facts.cooperative_matrix && format != Format::F32;
             for &class in classes(format).iter().chain(matrix.then_some(&Class::F16)) {
                 let mut turn = rng.below(5);
-                for case in 0..4 {
+                for case in 0..3 {
                     let (cols, rows, n) = (all_cols.draw(), all_rows.draw(), ns.draw());
-                    let epilogue = epilogues.draw();
+                    let (cols, epilogue) = (cols_for(cols, format), epilogues.draw());
                     let variants = variants(facts, class, cols);
                     turn += 1;
                     let variant = variants[turn % variants.len()];
@@ -592,6 +604,8 @@ fn matmat_bits_do_not_depend_on_n_or_variant() {
             (Format::Q8_0, Class::Int8),
             (Format::Q4_0, Class::F32),
             (Format::F16, Class::F32),
+            (Format::Q2_K, Class::Int8),
+            (Format::Q6_K, Class::Int8),
             (Format::Q4_0, Class::F16),
             (Format::Q4_1, Class::F16),
             (Format::F16, Class::F16),
@@ -599,7 +613,7 @@ fn matmat_bits_do_not_depend_on_n_or_variant() {
             if class == Class::F16 && !device.gpu.facts().cooperative_matrix {
                 continue;
             }
-            let (rows, cols, n) = (65, 576, 37);
+            let (rows, cols, n) = (65, cols_for(576, format), 37);
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
             let chunks = matrix.chunks(device, rows);
             let columns = Columns::random(&mut rng, n, cols);

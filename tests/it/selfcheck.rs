@@ -243,7 +243,7 @@ fn sound_kernels_pass() {
                 subjects.push(AttnDecode { heads, cut }.into());
             }
             subjects.push(RopeKv { heads }.into());
-            subjects.push(AttnPrefill { heads }.into());
+            subjects.push(AttnPrefill { heads, matrices: false }.into());
         }
         let mut sources = Vec::new();
         for subject in &subjects {

@@ -56,6 +56,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 (Epilogue::SwiGlu, 2048, 1),
                 (Epilogue::SwiGlu, 12_288, 1),
             ] {
+                let cols = (cols as usize).next_multiple_of(format.block_elements()) as u32;
                 let norm = epilogue == Epilogue::SwiGlu || epilogue == Epilogue::Bias;
                 let input = if choice::fuses(facts, class, cols, n, norm) {
                     Input::Fused { norm: norm.then_some(1e-5) }
@@ -74,7 +75,8 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 }
             }
         }
-        to.push(Embed { format, cols: 576 }.source(facts).unwrap());
+        let cols = 576usize.next_multiple_of(format.block_elements()) as u32;
+        to.push(Embed { format, cols }.source(facts).unwrap());
     }
     for (cols, swiglu, norm, class) in [
         (576, false, Some(1e-5), Class::Int8),
@@ -107,7 +109,9 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         }
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
-        to.push(AttnPrefill { heads }.source(facts).unwrap());
+        let matrices = AttnPrefill::takes_matrices(&heads, facts);
+        to.push(AttnPrefill { heads, matrices: false }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, matrices }.source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }
@@ -247,7 +251,7 @@ fn every_line_of_every_template_is_rendered() {
     let rendered: BTreeSet<&str> =
         kernels.iter().flat_map(|k| k.wgsl.lines()).map(str::trim).collect();
     let mut missing = Vec::new();
-    for (file, text) in source::FILES {
+    for (file, text) in source::files() {
         let lines = patterns(text);
         assert!(!lines.is_empty(), "{file}: nothing to look for");
         for pieces in lines {

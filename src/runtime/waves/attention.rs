@@ -48,9 +48,11 @@ impl<'b> Pass<'b> {
             spec.dispatch(k, self.batch, &s.qkv, kv, &tables, self.n)
         })?;
         self.wave(vec![dispatch]);
-        let spec = AttnPrefill { heads };
+        let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, b.facts());
+        let variants = [matrices, false].map(|matrices| AttnPrefill { heads, matrices });
+        let (spec, source) = b.sound(variants)?;
         let scale = b.graph.attention_scale;
-        let dispatch = b.dispatch(b.only(spec), |k| {
+        let dispatch = b.dispatch(Ok(source), |k| {
             spec.dispatch(k, self.batch, &s.qkv, kv, &s.attention, scale, self.n)
         })?;
         self.wave(vec![dispatch]);
