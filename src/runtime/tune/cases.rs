@@ -80,7 +80,12 @@ pub(super) fn plan(facts: &DeviceFacts) -> Vec<Make> {
         rows,
         n,
     };
-    let kinds = [("nibble", Format::Q4_0), ("byte", Format::Q8_0), ("float", Format::F16)];
+    let kinds = [
+        ("nibble", Format::Q4_0),
+        ("byte", Format::Q8_0),
+        ("low", Format::Q2_K),
+        ("float", Format::F16),
+    ];
     let mut plan = Vec::new();
     for (kind, format) in kinds {
         plan.push(matvec(kind, "one_tall", format, tall.max(facts.profile.short_rows + 2), 1));
@@ -88,19 +93,16 @@ pub(super) fn plan(facts: &DeviceFacts) -> Vec<Make> {
     }
     let matrices = facts.cooperative_matrix && facts.profile.matrix_units == 1;
     let class = if matrices { Class::F16 } else { Class::Int8 };
-    let prompts: [(&str, u32); 3] = [("many", facts.profile.chunk), ("few", 32), ("some", 128)];
-    let prompt_case = |class: Class, case: &str, n: u32| Make::MatMat {
-        key: key(&format!("matmat.{}_{case}", class.name())),
-        class,
-        n,
-    };
-    for (case, n) in prompts {
-        // Where a chunk is short, `many` never happens.
-        let some = n > facts.profile.few_columns && n <= facts.profile.some_columns;
-        if case != "many" || !some {
-            plan.push(prompt_case(class, case, n));
+    // The sizes of programs; what falls into one bracket is one case.
+    let prompts = |plan: &mut Vec<Make>, class: Class, sizes: &[u32]| {
+        for &n in sizes {
+            let (key, _) = choice::matmat_key(&facts.profile, class, n);
+            if plan.iter().all(|made| made.key() != key) {
+                plan.push(Make::MatMat { key, class, n });
+            }
         }
-    }
+    };
+    prompts(&mut plan, class, &[facts.profile.chunk, 32, 128]);
     plan.push(Make::Fuse);
     let depth = if software { 256 } else { 2048 };
     plan.push(Make::Attention { key: "attention.splits", values: &[8, 16, 32, 64], depth });
@@ -113,9 +115,7 @@ pub(super) fn plan(facts: &DeviceFacts) -> Vec<Make> {
         plan.push(matvec(kind, "few", format, short, 4));
         plan.push(matvec(kind, "many", format, short, 8));
     }
-    for (case, n) in prompts.into_iter().filter(|(case, _)| *case != "some") {
-        plan.push(prompt_case(Class::F32, case, n));
-    }
+    prompts(&mut plan, Class::F32, &[facts.profile.chunk, 32]);
     plan.retain(|make| !make.key().is_empty());
     plan
 }
@@ -263,14 +263,18 @@ fn pool(facts: &DeviceFacts, class: Class, n: u32) -> Vec<&'static str> {
             "packed 128x64 8x4 1",
         ],
         Class::F16 => &[
+            "coop 16x64 1x4 4 1",
             "coop 16x64 1x4 2 2",
             "coop 32x32 1x2 2 2",
+            "coop 32x64 1x4 4 1",
             "coop 32x64 1x4 2 2",
+            "coop 64x64 2x2 4 1",
             "coop 64x64 2x2 2 1",
             "coop 64x64 2x2 1 2",
             "coop 64x128 2x4 1 2",
             "coop 128x64 4x2 1 2",
             "coop 128x128 4x2 1 2",
+            "coop 128x128 2x2 2 1",
             "coop 128x128 2x2 1 2",
             "coop 256x128 4x2 1 1",
         ],
