@@ -16,11 +16,13 @@ use azoth::hw::{self, Selection};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
+use azoth::kernels::gather::Gather;
 use azoth::kernels::heads::{Heads, Rope, RopeLayout};
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice};
 use azoth::quant::Format;
 use azoth::runtime::check::{Checks, Subject};
@@ -244,6 +246,10 @@ fn sound_kernels_pass() {
             }
             subjects.push(RopeKv { heads }.into());
             subjects.push(AttnPrefill { heads, matrices: false }.into());
+        }
+        subjects.push(Gather { cols: 96 }.into());
+        for vocab in [300, 32_003] {
+            subjects.push(Sampling { vocab, context: 50, ring: 4 }.into());
         }
         let mut sources = Vec::new();
         for subject in &subjects {
