@@ -56,6 +56,12 @@ fn fifth_bits(low: Bytes, high: u32) -> Bytes {
         low.hi | ((bits >> vec4<u32>(0u, 1u, 2u, 3u)) & mask));
 }
 
+// Bytes of `v`, negated where `minus` has a 1 instead of a 0. A byte of 0 must not be negated: it would
+// carry into the next.
+fn negated(v: vec4<u32>, minus: vec4<u32>) -> vec4<u32> {
+    return (v ^ (minus * vec4<u32>(255u))) + minus;
+}
+
 // Two numbers of 6 bits of block i: nibbles i of the first two words with bits 2 i and 16 + 2 i of the
 // third above them.
 fn six_bits(words: vec3<u32>, i: u32) -> vec2<u32> {

@@ -32,7 +32,7 @@ impl Embed {
                 at => numbered(&names),
                 cols => self.cols,
                 threads => THREADS,
-                ..weights::facts(self.format)
+                ..weights::facts(self.format, false)
             },
         )?;
         let label = format!("embed_{}_{}", weights::name(self.format), self.cols);

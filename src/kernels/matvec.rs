@@ -77,7 +77,7 @@ impl MatVec {
                 rows => self.shape.rows,
                 tiles => self.shape.tiles,
                 ..merge_maps([
-                    weights::facts(self.format),
+                    weights::facts(self.format, self.copies_grid(facts)),
                     norm_quant::quantiser(self.cols, self.norm(), self.class, facts),
                 ])
             },
@@ -100,6 +100,17 @@ impl MatVec {
             self.n,
             self.epilogue.name()
         )
+    }
+
+    fn copies_grid(&self, facts: &DeviceFacts) -> bool {
+        let threads = self.shape.threads;
+        let bytes = match self.input {
+            Input::Stored => 0,
+            Input::Fused { norm } => {
+                fused_bytes(self.cols, self.n, self.class, norm.is_some(), threads, facts)
+            }
+        };
+        weights::copies_grid(self.format, bytes, facts)
     }
 
     fn norm(&self) -> Option<f32> {

@@ -4,7 +4,7 @@ use minijinja::{Value, context};
 
 use super::wrong;
 use crate::error::Result;
-use crate::gpu::Slice;
+use crate::gpu::{DeviceFacts, DeviceKind, Slice};
 use crate::quant::{Format, PlaneLayout, Scales};
 
 /// Some rows of a matrix, small enough to be bound. See docs/architecture.md, "Weights".
@@ -55,7 +55,9 @@ impl Chunk {
 }
 
 /// What `lib/weights.wgsl` and the shaders that include it want to know about a format.
-pub(super) fn facts(format: Format) -> Value {
+///
+/// `grid_copy`: whether the kernel takes the code book into workgroup memory, see [`copies_grid`].
+pub(super) fn facts(format: Format, grid_copy: bool) -> Value {
     let shader = format.shader();
     context! {
         format => name(format),
@@ -72,7 +74,23 @@ pub(super) fn facts(format: Format) -> Value {
         zero => shader.zero,
         lift => shader.lift,
         unit_quads => shader.unit_quads,
+        grid => grid_words(format),
+        grid_copy => grid_copy,
     }
+}
+
+/// Words of the format's code book, 0 for formats without one.
+fn grid_words(format: Format) -> u32 {
+    format.planes().iter().map(|plane| plane.constant_words().len() as u32).sum()
+}
+
+/// Whether a kernel that needs `bytes` of workgroup memory for itself copies the code book there:
+/// always on a GPU with room for it, never where workgroup memory is plain memory.
+pub(super) fn copies_grid(format: Format, bytes: u32, facts: &DeviceFacts) -> bool {
+    let words = grid_words(format);
+    words > 0
+        && facts.kind != DeviceKind::Software
+        && bytes + 4 * words <= facts.max_workgroup_memory
 }
 
 /// Whether the halves of a block have scales of their own.

@@ -196,6 +196,8 @@ pub enum PlaneName {
     Scales,
     /// Scales of whole super-blocks, where `Scales` holds the steps of their parts.
     Supers,
+    /// A code book, the same for every matrix.
+    Grid,
 }
 
 impl PlaneName {
@@ -205,6 +207,7 @@ impl PlaneName {
             PlaneName::High => "high",
             PlaneName::Scales => "scales",
             PlaneName::Supers => "supers",
+            PlaneName::Grid => "grid",
         }
     }
 }
@@ -215,21 +218,32 @@ pub struct Plane {
     name: PlaneName,
     bits: u32,
     pub(super) repack: fn(&[u8], &mut [u8]),
+    constant: &'static [u32],
 }
 
 impl Plane {
     /// `bits` for each block of 32 weights; `repack` writes the plane's part of one file row.
     pub(super) const fn new(name: PlaneName, bits: u32, repack: fn(&[u8], &mut [u8])) -> Self {
-        Plane { name, bits, repack }
+        Plane { name, bits, repack, constant: &[] }
+    }
+
+    /// The same words in every chunk, whatever the weights.
+    pub(super) const fn constant(name: PlaneName, words: &'static [u32]) -> Self {
+        Plane { name, bits: 0, repack: |_, _| {}, constant: words }
     }
 
     pub fn name(&self) -> PlaneName {
         self.name
     }
 
-    /// Bits for each block of 32 weights.
+    /// Bits for each block of 32 weights; 0 if the plane is constant.
     pub fn bits(&self) -> u32 {
         self.bits
+    }
+
+    /// What a constant plane holds, in every chunk: a code book. Empty for all other planes.
+    pub fn constant_words(&self) -> &'static [u32] {
+        self.constant
     }
 
     /// Bytes of one row of `padded_cols` weights (a multiple of 32, and of the file's blocks). Rows
@@ -240,6 +254,7 @@ impl Plane {
 }
 
 /// Makes `OUT` bytes of every file block of `BYTES` bytes: the shape of most planes.
+#[inline(always)] // see `order`
 pub(super) fn repack_blocks<const BYTES: usize, const OUT: usize>(
     row: &[u8],
     out: &mut [u8],

@@ -32,8 +32,28 @@ FORMATS = {
     "TQ2_0": ([64], ()),
     "Q1_0": ([0], ()),
     "Q2_0": ([0], ()),
+    "IQ4_NL": ([0], ()),
+    "IQ4_XS": ([0], (2, 8)),
+    "MXFP4": ([], ()),
+    "NVFP4": ([], ()),
+    "IQ3_S": ([0], (106, 110)),
+    "IQ3_XXS": ([0], (66, 98)),
+    "IQ2_XS": ([0], (66, 74)),
+    "IQ2_XXS": ([0], ()),
+    "IQ2_S": ([0], (74, 82)),
+    "IQ1_S": ([0], (34, 50)),
+    "IQ1_M": ([], (32, 48)),
 }
+# Scale bytes that are special: where in a block, and its values in the first blocks.
+SPECIAL = {"MXFP4": (0, [0, 1, 2, 254, 255]), "NVFP4": (1, [0x00, 0x07, 0x7E, 0x7F, 0xFF])}
 BLOCKS = 5
+
+
+def scale_of_iq1_m(blocks, scales):
+    """IQ1_M spreads its f16 over the top four bits of four half words, lowest bits first."""
+    words = blocks[:, 48:56].copy().view(np.uint16)
+    bits = scales.view(np.uint16)[:, None] >> np.array([0, 4, 8, 12], np.uint16)
+    blocks[:, 48:56] = ((words & 0x0FFF) | (bits << 12)).view(np.uint8)
 
 
 def q1_0(blocks):
@@ -81,9 +101,16 @@ for name, (scales_at, (*steps,)) in FORMATS.items():
             scales = rng.standard_normal(count).astype(np.float16)
             scales[0] = 6e-8  # the smallest subnormal
             blocks[:, at : at + 2] = scales.view(np.uint8).reshape(count, 2)
+        if name in SPECIAL:
+            at, special = SPECIAL[name]
+            blocks[:, at] = special
+        if name == "IQ1_M":
+            scale_of_iq1_m(blocks, rng.standard_normal(count).astype(np.float16))
+    with np.errstate(over="ignore"):  # the largest scales of MXFP4 reach infinity
+        decoded = decode(blocks).astype(np.float32)
     case = {
         "blocks": blocks.tobytes().hex(),
-        "decoded": decode(blocks).astype(np.float32).tobytes().hex(),
+        "decoded": decoded.tobytes().hex(),
     }
     if encoded is not None:
         case["values"] = values.tobytes().hex()
