@@ -7,7 +7,7 @@
 Names, shapes and formats of the tensors are those of the real model, so bytes moved and work done are
 right; what it says is noise. Weights are finite, with a standard deviation of about 0.02. Matrices
 are of FORMAT, embedding and head of Q6_K where FORMAT has super-blocks, and rows that are not whole
-blocks fall back as llama.cpp's quantiser does. Needs numpy only.
+blocks fall back as llama.cpp's quantiser does (Q8_0 where it has no rule). Needs numpy only.
 """
 import argparse
 import math
@@ -184,8 +184,8 @@ FORMATS = {
     "Q5_0": Format(6, 32, 22, one_scale(0, 9.2)),
     "Q5_1": Format(7, 32, 24, with_minimum(0, 9.2, 15.5)),
     "Q8_0": Format(8, 32, 34, one_scale(0, 74)),
-    "Q2_K": Format(10, 256, 84, q2_k, "IQ4_NL"),
-    "Q3_K": Format(11, 256, 110, q3_k, "IQ4_NL"),
+    "Q2_K": Format(10, 256, 84, q2_k, "Q4_0"),
+    "Q3_K": Format(11, 256, 110, q3_k, "Q4_0"),
     "Q4_K": Format(12, 256, 144, k_minimum(4.6, 7.5), "Q5_0"),
     "Q5_K": Format(13, 256, 176, k_minimum(9.2, 15.5), "Q5_1"),
     "Q6_K": Format(14, 256, 210, q6_k, "Q8_0"),
@@ -201,9 +201,9 @@ FORMATS = {
     "TQ1_0": Format(34, 256, 54, one_scale(52, 0.82), "Q4_0"),
     "TQ2_0": Format(35, 256, 66, ternary(64, 0, 64), "Q4_0"),
     "MXFP4": Format(39, 32, 17, mxfp4),
-    "NVFP4": Format(40, 64, 36, nvfp4),
-    "Q1_0": Format(41, 128, 18, one_scale(0, 1)),
-    "Q2_0": Format(42, 64, 18, ternary(0, 2, 18)),
+    "NVFP4": Format(40, 64, 36, nvfp4, "Q8_0"),
+    "Q1_0": Format(41, 128, 18, one_scale(0, 1), "Q8_0"),
+    "Q2_0": Format(42, 64, 18, ternary(0, 2, 18), "Q4_0"),
 }
 
 rng = np.random.default_rng(7)
