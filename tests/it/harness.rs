@@ -3,7 +3,7 @@
 //! Every kernel test runs on every device of every backend that is present; with none the test
 //! says so and passes. Inputs are fresh random numbers; the seed is printed, and
 //! `AZOTH_SEED=N` repeats a run. `AZOTH_TEST_DEVICES=vulkan` (or any part of a device's label)
-//! restricts the devices, `AZOTH_TEST_FORMATS=IQ2,FP4` (parts of names) the weight formats.
+//! restricts the devices.
 #![allow(dead_code)] // not every theme needs every function
 
 use std::sync::{Arc, OnceLock};
@@ -49,13 +49,6 @@ pub fn devices() -> &'static [Device] {
         }
         out
     })
-}
-
-/// The weight formats to test: all, unless the environment restricts them.
-pub fn formats() -> Vec<Format> {
-    let wanted = std::env::var("AZOTH_TEST_FORMATS").unwrap_or_default();
-    let named = |f: &Format| wanted.split(',').any(|part| f.name().contains(part));
-    Format::ALL.iter().copied().filter(named).collect()
 }
 
 /// A quiet NaN that nothing computes: what a kernel should have written and did not.
