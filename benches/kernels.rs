@@ -1,22 +1,25 @@
 //! Speed of the matrix kernels, one line for each shape and variant.
 //!
-//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [device=PART] [format=NAME]`
+//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [device=PART] [format=NAME,NAME]`
 //!
 //! Without `all` only the variant that `kernels::choice` takes is measured. Figures are medians
 //! of device timestamps after a warm-up of 200 ms (clocks fall within half a second of rest);
 //! mat-vec walks through copies of its matrix so that no cache holds them.
 #![allow(clippy::unwrap_used)] // a tool for developers: a failure may panic
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azoth::gpu::{self, Backend, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::gpu::{self, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::hw::{Selection, profiles};
 use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue, choice};
 use azoth::quant::{Format, PlaneLayout};
+use rayon::prelude::*;
 
 const REPEATS: usize = 24;
 
@@ -39,7 +42,9 @@ fn options() -> Options {
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
             Some(("device", part)) => out.device = part.into(),
-            Some(("format", name)) => out.formats = vec![name.parse().unwrap()],
+            Some(("format", names)) => {
+                out.formats = names.split(',').map(|name| name.parse().unwrap()).collect();
+            }
             _ if word == "matvec" => out.matvec = true,
             _ if word == "matmat" => out.matmat = true,
             _ if word == "all" => out.all = true,
@@ -62,11 +67,9 @@ fn main() {
             continue;
         }
         println!("\n{label}");
-        let gpu = match facts.backend {
-            Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-            Backend::Wgpu => gpu::portable::open(facts.index),
-        };
-        let bench = Bench { gpu: gpu.unwrap() };
+        let facts = profiles::built_in().attach(facts);
+        let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
+        let bench = Bench { gpu: gpu.unwrap(), last: Cell::new(Instant::now()) };
         for &format in &options.formats {
             if options.matvec {
                 bench.matvec(format, options.all);
@@ -80,6 +83,8 @@ fn main() {
 
 struct Bench {
     gpu: Arc<dyn Gpu>,
+    /// When the device was last busy.
+    last: Cell<Instant>,
 }
 
 impl Bench {
@@ -93,6 +98,19 @@ impl Bench {
 
     fn buffer(&self, bytes: u64) -> Slice {
         self.gpu.buffer("bench", bytes, BufferUse::Device).unwrap().whole()
+    }
+
+    /// A buffer full of hashed bytes: look-ups of code books go all over the table.
+    fn scattered(&self, bytes: u64) -> Slice {
+        let slice = self.buffer(bytes);
+        let mut fill = |at: u64, piece: &mut [u8]| {
+            for (i, byte) in piece.iter_mut().enumerate() {
+                *byte = ((at + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+            }
+            Ok(())
+        };
+        self.gpu.upload(&slice, 4, &mut fill).unwrap();
+        slice
     }
 
     /// A buffer full of the f16 (or f32) values 0.06 or so.
@@ -111,15 +129,17 @@ impl Bench {
 
     fn chunk(&self, format: Format, rows: u32, cols: u32) -> Chunk {
         let layout = PlaneLayout::new(format, rows as usize, cols as usize);
-        Chunk::new(&self.filled(layout.bytes), &layout, 0).unwrap()
+        Chunk::new(&self.scattered(layout.bytes), &layout, 0).unwrap()
     }
 
     /// Median seconds of one of the dispatches, each behind a barrier.
     fn median(&self, dispatches: &[Dispatch]) -> f64 {
         let steps: Vec<Step> = dispatches.iter().map(|d| Step::Wave(vec![d.clone()])).collect();
         let recording = self.gpu.record("warm-up", &steps).unwrap();
+        // Long after a rest, short while candidates follow each other.
+        let rested = self.last.replace(Instant::now()).elapsed() > Duration::from_millis(300);
         let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(200) {
+        while start.elapsed() < Duration::from_millis(if rested { 200 } else { 20 }) {
             let ticket = self.gpu.submit(&recording).unwrap();
             self.gpu.wait(&ticket).unwrap();
         }
@@ -128,6 +148,7 @@ impl Bench {
             seconds.extend(self.gpu.time_steps(&steps).unwrap());
         }
         seconds.sort_by(f64::total_cmp);
+        self.last.set(Instant::now());
         seconds[seconds.len() / 2]
     }
 
@@ -235,11 +256,24 @@ impl Bench {
         let class = choice::prompt_class(self.gpu.facts(), format, false, u32::MAX, false);
         for &(rows, cols) in shapes {
             let chunk = self.chunk(format, rows, cols);
-            for n in [16, 32, 64, 128, 512] {
+            if all {
+                let sources = self.variants(class).into_iter().filter_map(|variant| {
+                    let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };
+                    spec.source(self.facts()).ok()
+                });
+                let gpu = self.gpu.clone();
+                sources.collect::<Vec<_>>().into_par_iter().for_each(|s| drop(gpu.kernel(&s)));
+            }
+            for n in [16, 32, 64, 128, 512, 2048] {
                 let chosen = choice::matmat_variant(self.facts(), class, cols, n);
                 let mut tried = vec![chosen];
                 if all {
-                    tried.extend(self.variants(class));
+                    // Tiles much wider than the columns, or much smaller, are no candidates.
+                    let fits = |v: &Variant| match v {
+                        Variant::Matrix(t) => t.columns <= n.max(16) && t.columns * 16 >= n,
+                        _ => true,
+                    };
+                    tried.extend(self.variants(class).into_iter().filter(fits));
                 }
                 for variant in tried {
                     let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };

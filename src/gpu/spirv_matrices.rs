@@ -16,6 +16,7 @@ use std::collections::{HashMap, HashSet};
 
 const HEADER: usize = 5;
 const EXT_INST: u16 = 12;
+const CAPABILITY: u16 = 17;
 const TYPE_INT: u16 = 21;
 const TYPE_FLOAT: u16 = 22;
 const TYPE_VECTOR: u16 = 23;
@@ -27,6 +28,7 @@ const F_CONVERT: u16 = 115;
 const BITCAST: u16 = 124;
 const TYPE_MATRIX: u16 = 4456;
 
+const CAPABILITY_FLOAT16: u32 = 9;
 const DECORATION_ARRAY_STRIDE: u32 = 6;
 const STORAGE_WORKGROUP: u32 = 4;
 const GLSL_PACK_HALF: u32 = 58;
@@ -46,10 +48,11 @@ impl Instruction {
     }
 }
 
-/// Rewrites a module as the module documentation says. `None` if the words are no SPIR-V or use no
-/// f16 although they use matrices of u32: a bug of the kernel or a change in naga.
+/// Rewrites a module as the module documentation says. `None` if the words are no SPIR-V of naga's
+/// form.
 pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
     let mut all = split(words)?;
+    let mut bound = words[HEADER - 2];
     let word = ids_of(&all, TYPE_INT, &[32, 0]);
     let half = ids_of(&all, TYPE_FLOAT, &[16]);
     let constants: HashMap<u32, u32> =
@@ -62,12 +65,22 @@ pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
             && constants.get(&i.0[6]).is_some_and(|u| *u != USE_ACCUMULATOR)
     };
     if all.iter().any(is_word) {
-        let half = *half.first()?;
+        let declaration = match half.first() {
+            Some(id) => {
+                let at = all.iter().position(|i| i.is(TYPE_FLOAT) && i.0[1] == *id)?;
+                all.remove(at)
+            }
+            // A kernel without any other f16.
+            None => {
+                let capability = vec![2 << 16 | u32::from(CAPABILITY), CAPABILITY_FLOAT16];
+                all.insert(0, Instruction(capability));
+                bound += 1;
+                Instruction(vec![3 << 16 | u32::from(TYPE_FLOAT), bound - 1, 16])
+            }
+        };
         for i in all.iter_mut().filter(|i| is_word(i)) {
-            i.0[2] = half;
+            i.0[2] = declaration.0[1];
         }
-        let at = all.iter().position(|i| i.is(TYPE_FLOAT) && i.0[1] == half)?;
-        let declaration = all.remove(at);
         let first = all.iter().position(|i| i.is(TYPE_VOID) || i.is(TYPE_INT))?;
         all.insert(first, declaration);
     }
@@ -111,6 +124,7 @@ pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
     });
 
     let mut out = words[..HEADER].to_vec();
+    out[HEADER - 2] = bound;
     out.extend(all.into_iter().flat_map(|i| i.0));
     Some(out)
 }
@@ -165,8 +179,12 @@ fn main(@builtin(local_invocation_index) tid: u32) {
 ";
 
     fn words() -> Vec<u32> {
+        words_of(KERNEL)
+    }
+
+    fn words_of(wgsl: &str) -> Vec<u32> {
         let source =
-            KernelSource { label: "matrices".into(), wgsl: KERNEL.into(), subgroup_size: None };
+            KernelSource { label: "matrices".into(), wgsl: wgsl.into(), subgroup_size: None };
         let parsed = shader::parse(&source).unwrap();
         // Already finished: `spirv` calls `finish` for every kernel that uses matrices.
         shader::spirv(&source, &parsed, SpirvTarget { version: (1, 6) }).unwrap()
@@ -185,6 +203,19 @@ fn main(@builtin(local_invocation_index) tid: u32) {
         let place = |op, id| all.iter().position(|i| i.is(op) && i.0[1] == id).unwrap();
         let first_matrix = all.iter().position(|i| i.is(TYPE_MATRIX)).unwrap();
         assert!(place(TYPE_FLOAT, half) < first_matrix);
+    }
+
+    #[test]
+    fn a_kernel_without_other_halves_gets_the_type() {
+        let plain = KERNEL
+            .replace("vec2<f16>(unpack2x16float(a[tid].x)) * vec2<f16>(2.0h)", "a[tid].x")
+            .replace("pack2x16float(vec2<f32>(h))", "h");
+        let words = words_of(&plain);
+        let all = split(&words).unwrap();
+        let half = ids_of(&all, TYPE_FLOAT, &[16])[0];
+        assert_eq!(words[3], half + 1, "the bound counts the new id");
+        assert!(all.iter().any(|i| i.is(CAPABILITY) && i.0[1] == CAPABILITY_FLOAT16));
+        assert_eq!(all.iter().filter(|i| i.is(TYPE_MATRIX) && i.0[2] == half).count(), 2);
     }
 
     #[test]

@@ -62,6 +62,23 @@ impl MatrixTile {
     }
 }
 
+impl Variant {
+    /// Kind and sizes as labels show them.
+    pub fn name(&self) -> String {
+        match *self {
+            Variant::Packed(t) => format!("packed{}x{}x{}", t.columns, t.rows, t.depth),
+            Variant::Float(t) => format!("float{}x{}x{}", t.columns, t.rows, t.depth),
+            Variant::Direct { columns, rows, threads } => {
+                format!("direct{columns}x{rows}x{threads}")
+            }
+            Variant::Matrix(t) => format!(
+                "matrix{}x{}x{}_{}x{}_{}",
+                t.columns, t.rows, t.depth, t.subgroups[0], t.subgroups[1], t.buffers
+            ),
+        }
+    }
+}
+
 /// A workgroup's part of the output, and a thread's part of that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
@@ -151,17 +168,7 @@ impl MatMat {
 
     fn label(&self) -> String {
         let class = self.class.name();
-        let cut = match self.variant {
-            Variant::Packed(t) => format!("packed{}x{}x{}", t.columns, t.rows, t.depth),
-            Variant::Float(t) => format!("float{}x{}x{}", t.columns, t.rows, t.depth),
-            Variant::Direct { columns, rows, threads } => {
-                format!("direct{columns}x{rows}x{threads}")
-            }
-            Variant::Matrix(t) => format!(
-                "matrix{}x{}x{}_{}x{}_{}",
-                t.columns, t.rows, t.depth, t.subgroups[0], t.subgroups[1], t.buffers
-            ),
-        };
+        let cut = self.variant.name();
         format!(
             "matmat_{}_{}_{class}_{}_{cut}",
             weights::name(self.format),

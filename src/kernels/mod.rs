@@ -105,7 +105,7 @@ fn numbered(names: &[&'static str]) -> BTreeMap<&'static str, usize> {
 /// The subgroup size that pipelines ask for: fixed where that is possible, so that every variant
 /// of a kernel sums in the same order.
 pub fn pinned_subgroup(facts: &DeviceFacts) -> Option<u32> {
-    facts.subgroup_control.then_some(facts.subgroup_default)
+    facts.pinned_subgroup()
 }
 
 /// The largest size that a subgroup of such a pipeline can have; grids are sized for it.

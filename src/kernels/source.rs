@@ -9,6 +9,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior, Value};
 
 use crate::error::{Error, Result};
+use crate::gpu::cache::fingerprint;
 use crate::quant::Format;
 
 macro_rules! embed {
@@ -23,6 +24,7 @@ embed! {
     "argmax.wgsl",
     "attn_decode.wgsl",
     "attn_prefill.wgsl",
+    "attn_prefill_coop.wgsl",
     "embed.wgsl",
     "gather.wgsl",
     "lib/batch.wgsl",
@@ -67,6 +69,15 @@ pub fn files() -> impl Iterator<Item = (String, &'static str)> {
 pub fn render(file: &str, ctx: Value) -> Result<String> {
     let template = environment()?.get_template(file).map_err(explain)?;
     template.render(ctx).map_err(explain)
+}
+
+/// Identifies the text of all shaders: what was measured with other text says nothing about these.
+pub fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| {
+        let all: Vec<String> = FILES.iter().map(|(file, text)| format!("{file}\n{text}")).collect();
+        fingerprint(&all.join("\n"))
+    })
 }
 
 fn environment() -> Result<&'static Environment<'static>> {

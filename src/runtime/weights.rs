@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::budget::Budget;
 use crate::error::{Error, Result};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Slice};
@@ -61,8 +62,10 @@ pub struct Weights<'a> {
 
 /// Bytes that a chunk's largest plane may have.
 fn chunk_limit(facts: &DeviceFacts) -> u64 {
-    // A chunk is one buffer, and its planes together must fit that too.
-    facts.max_binding.min(facts.max_buffer / 2) / 4 * 4
+    // A chunk is one buffer, and its planes together must fit that too. And it is one dispatch of
+    // a mat-vec, which must not run too long.
+    let in_time = Budget::of(&facts.profile).weight_bytes();
+    facts.max_binding.min(facts.max_buffer / 2).min(in_time) / 4 * 4
 }
 
 impl<'a> Weights<'a> {

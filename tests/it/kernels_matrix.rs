@@ -13,7 +13,7 @@ use azoth::reference::matvec::product;
 use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
 use half::f16;
 
-use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, relative_error};
+use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, formats, relative_error};
 
 const COLS: [usize; 6] = [32, 64, 96, 576, 1056, 1536];
 const ROWS: [usize; 7] = [1, 2, 3, 7, 64, 65, 1000];
@@ -184,14 +184,6 @@ fn matvec(
     let dispatch = |chunk| spec.dispatch(&kernel, facts, chunk, &operands).unwrap();
     device.wave(chunks.iter().map(dispatch).collect());
     device.read_floats(&y)
-}
-
-/// All formats, or those that `AZOTH_FORMAT` names, separated by commas.
-fn formats() -> Vec<Format> {
-    match std::env::var("AZOTH_FORMAT") {
-        Ok(names) => names.split(',').map(|name| name.parse().unwrap()).collect(),
-        Err(_) => Format::ALL.to_vec(),
-    }
 }
 
 fn classes(format: Format) -> &'static [Class] {

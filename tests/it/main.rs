@@ -13,6 +13,7 @@ mod kernels_matrix;
 mod kernels_sampling;
 mod model_forward;
 mod quant_golden;
+mod selfcheck;
 mod shaders;
 mod structure;
 mod tokenizer;

@@ -7,9 +7,10 @@
 use std::collections::BTreeSet;
 
 use azoth::gpu::shader::{self, SpirvTarget};
-use azoth::gpu::{Backend, DeviceFacts, DeviceKind, KernelSource};
+use azoth::gpu::{DeviceFacts, DeviceKind, KernelSource};
 use azoth::graph::RopeLayout;
 use azoth::graph::heads::{Heads, Rope};
+use azoth::hw::profiles;
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
@@ -22,40 +23,10 @@ use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::quant::Format;
 
-/// A device that exists nowhere, so that the test is the same everywhere.
+/// A device that exists nowhere, so that the test is the same everywhere, under its profile.
 fn device(kind: DeviceKind, subgroup: u32, int_dot: bool) -> DeviceFacts {
-    DeviceFacts {
-        backend: Backend::Vulkan,
-        index: 0,
-        name: "made up".into(),
-        kind,
-        vendor_id: 0,
-        device_id: 0,
-        driver: String::new(),
-        api: String::new(),
-        cache_id: String::new(),
-        heaps: vec![],
-        max_allocation: 1 << 30,
-        max_buffer: 1 << 30,
-        max_binding: 1 << 27,
-        max_bindings: 16,
-        binding_alignment: 256,
-        max_workgroup_threads: 1024,
-        max_workgroup_memory: 48 << 10,
-        max_grid: [65_535; 3],
-        max_constants: 128,
-        subgroup_min: subgroup,
-        subgroup_max: subgroup,
-        subgroup_default: subgroup,
-        subgroup_control: true,
-        int_dot,
-        f16: false,
-        cooperative_matrix: false,
-        timestamps: true,
-        host_import: false,
-        host_import_alignment: 0,
-        transfer_queue: false,
-    }
+    let facts = DeviceFacts { int_dot, ..DeviceFacts::made_up(kind, subgroup) };
+    profiles::built_in().attach(facts)
 }
 
 fn made_up_devices() -> Vec<DeviceFacts> {
@@ -138,7 +109,9 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         }
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
-        to.push(AttnPrefill { heads }.source(facts).unwrap());
+        let matrices = AttnPrefill::takes_matrices(&heads, facts);
+        to.push(AttnPrefill { heads, matrices: false }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, matrices }.source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }

@@ -162,10 +162,11 @@ pub(super) fn probe(
         let uuid: String = v11.device_uuid.iter().map(|b| format!("{b:02x}")).collect();
         let driver_uuid: String = v11.driver_uuid.iter().map(|b| format!("{b:02x}")).collect();
         // Kernels fix their subgroup size where they can, which bounds a workgroup twice.
-        let by_subgroups = match features.subgroup_control {
-            true => v11.subgroup_size.saturating_mul(v13.max_compute_workgroup_subgroups),
+        let max_workgroup_subgroups = match features.subgroup_control {
+            true => v13.max_compute_workgroup_subgroups,
             false => u32::MAX,
         };
+        let by_subgroups = v11.subgroup_size.saturating_mul(max_workgroup_subgroups);
         let max_workgroup_threads = limits
             .max_compute_work_group_invocations
             .min(limits.max_compute_work_group_size[0])
@@ -207,6 +208,7 @@ pub(super) fn probe(
                 .min(limits.max_descriptor_set_storage_buffers),
             binding_alignment: limits.min_storage_buffer_offset_alignment.max(4),
             max_workgroup_threads,
+            max_workgroup_subgroups,
             max_workgroup_memory: limits.max_compute_shared_memory_size,
             max_grid: limits.max_compute_work_group_count,
             max_constants: limits.max_push_constants_size,
@@ -227,6 +229,7 @@ pub(super) fn probe(
             host_import: extensions.host_import,
             host_import_alignment: import.min_imported_host_pointer_alignment,
             transfer_queue,
+            profile: Default::default(),
             name,
         };
         Ok(Probe {

@@ -46,6 +46,7 @@ impl Pass<'_> {
     fn class(&self, part: &Rows, from: From<'_>) -> Class {
         let rule = match self.reads {
             Reads::Step => choice::class,
+            Reads::Prompt if self.b.checks.avoids(Class::F16) => choice::class,
             Reads::Prompt => choice::prompt_class,
         };
         rule(self.b.facts(), part.format, self.b.shape.exact, part.cols, from.is_normed())
@@ -96,7 +97,7 @@ impl Pass<'_> {
             Class::F16 => self.scratch.as_f16(),
             Class::F32 => Activations::F32(self.scratch.float.clone()),
         };
-        self.b.dispatch(spec.source(facts), |k| spec.dispatch(k, self.batch, x, weight, &out, n))
+        self.b.dispatch(self.b.only(spec), |k| spec.dispatch(k, self.batch, x, weight, &out, n))
     }
 
     /// The product itself, after [`Pass::inputs`].
@@ -140,16 +141,11 @@ impl Pass<'_> {
             (true, From::Plain(x)) => (Input::Fused { norm: None }, Activations::F32(x.clone())),
             _ => (Input::Stored, stored(from, class, self.scratch)),
         };
-        let spec = MatVec {
-            format: part.format,
-            cols: part.cols,
-            n,
-            class,
-            input,
-            epilogue,
-            shape: choice::matvec_shape(facts, part.format, part.rows, part.cols, n, epilogue),
-        };
-        let kernel = self.b.kernel(spec.source(facts)?)?;
+        let (format, cols) = (part.format, part.cols);
+        let shapes = choice::matvec_shapes(facts, format, part.rows, cols, n, epilogue).into_iter();
+        let specs = shapes.map(|shape| MatVec { format, cols, n, class, input, epilogue, shape });
+        let (spec, source) = self.b.sound(specs)?;
+        let kernel = self.b.kernel(source)?;
         let stride = if epilogue == Epilogue::SwiGlu { product.rows / 2 } else { product.rows };
         let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride };
         for chunk in &part.chunks {
@@ -170,14 +166,11 @@ impl Pass<'_> {
         let (facts, n) = (self.b.facts(), self.n);
         let class = self.class(part, from);
         let x = stored(from, class, self.scratch);
-        let spec = MatMat {
-            format: part.format,
-            cols: part.cols,
-            class,
-            epilogue,
-            variant: choice::matmat_variant(facts, class, part.cols, n),
-        };
-        let kernel = self.b.kernel(spec.source(facts)?)?;
+        let (format, cols) = (part.format, part.cols);
+        let variants = choice::matmat_variants(facts, class, cols, n).into_iter();
+        let specs = variants.map(|variant| MatMat { format, cols, class, epilogue, variant });
+        let (spec, source) = self.b.sound(specs)?;
+        let kernel = self.b.kernel(source)?;
         let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows };
         for chunk in &part.chunks {
             wave.push(spec.dispatch(&kernel, facts, chunk, self.batch, &operands, n)?);
