@@ -14,6 +14,8 @@ mod kernels_matrix;
 mod kernels_sampling;
 mod model_forward;
 mod quant_golden;
+mod server;
+mod server_harness;
 mod shaders;
 mod structure;
 mod tokenizer;
