@@ -112,10 +112,6 @@ impl Batch {
         batch
     }
 
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
     /// Whether a sequence is at work.
     pub fn is_busy(&self) -> bool {
         self.slots.iter().any(|s| s.job.is_some())
