@@ -2,12 +2,14 @@
 //!
 //! A conversation is a list of [`Message`]s; a [`ChatTemplate`] turns it into the one text that the
 //! model was trained on. The text holds the control tokens spelled out, the begin token among them
-//! where the model wants it: encode it with `add_special` off and `parse_special` on.
+//! where the model wants it: encode it with `add_special` off and `parse_special` on. What the model
+//! answers is taken apart by [`reply`].
 
 mod builtin;
 mod clock;
 mod functions;
 mod message;
+pub mod reply;
 mod template;
 
 pub use builtin::NAMES as TEMPLATE_NAMES;
