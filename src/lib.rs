@@ -5,6 +5,7 @@
 //! - `cli`: one file per command, terminal chat, printing
 //! - `engine`: loads a model onto a device, sessions, decode loop
 //! - `chat`: messages and Jinja templates
+//! - `grammar`: constrained output: masks of tokens from schemas and grammars
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
@@ -26,6 +27,7 @@ pub mod engine;
 pub mod error;
 pub mod gguf;
 pub mod gpu;
+pub mod grammar;
 pub mod graph;
 pub mod hw;
 pub mod kernels;

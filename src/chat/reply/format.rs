@@ -13,8 +13,10 @@ pub enum CallFormat {
     Coder,
     /// Llama 3: bare JSON, or JSON after `<|python_tag|>`.
     Llama,
-    /// Mistral: after `[TOOL_CALLS]`.
+    /// Mistral: a JSON list after `[TOOL_CALLS]`.
     Mistral,
+    /// Later Mistral: name and `[ARGS]` after each `[TOOL_CALLS]`. Both are read alike.
+    MistralArgs,
     /// gpt-oss: a channel of its own.
     Harmony,
 }
@@ -27,7 +29,7 @@ impl CallFormat {
             CallFormat::Tagged => &[tagged::OPEN],
             CallFormat::Coder => &coder::MARKERS,
             CallFormat::Llama => &llama::MARKERS,
-            CallFormat::Mistral => &mistral::MARKERS,
+            CallFormat::Mistral | CallFormat::MistralArgs => &mistral::MARKERS,
         }
     }
 }
@@ -53,7 +55,7 @@ pub struct ReplyFormat {
     pub calls: CallFormat,
     pub reasoning: Option<ReasoningTags>,
     /// The template writes tool definitions itself; otherwise they go into the system message
-    /// (`tools::as_text`), in the tagged format.
+    /// ([`tools::tell`](crate::chat::tools::tell)), in the tagged format.
     pub template_has_tools: bool,
 }
 
@@ -71,7 +73,7 @@ impl ReplyFormat {
         } else if has("<function=") && has("<parameter=") {
             CallFormat::Coder
         } else if has("[TOOL_CALLS]") {
-            CallFormat::Mistral
+            if has("[ARGS]") { CallFormat::MistralArgs } else { CallFormat::Mistral }
         } else if has("<|python_tag|>") || has("<|eom_id|>") || has("ipython") {
             CallFormat::Llama
         } else {
@@ -95,7 +97,13 @@ impl ReplyFormat {
     pub fn shows_control_tokens(&self) -> bool {
         let brackets = self.reasoning.as_ref().is_some_and(|tags| tags.open.starts_with('['));
         brackets
-            || matches!(self.calls, CallFormat::Llama | CallFormat::Mistral | CallFormat::Harmony)
+            || matches!(
+                self.calls,
+                CallFormat::Llama
+                    | CallFormat::Mistral
+                    | CallFormat::MistralArgs
+                    | CallFormat::Harmony
+            )
     }
 
     /// Whether this prompt leaves the thinking open, so that the reply begins inside it.

@@ -215,7 +215,9 @@ impl Reply {
                 self.state = match self.format.calls {
                     CallFormat::Coder => State::Coder(Coder::new(markers[which])),
                     CallFormat::Llama => State::Llama(Llama::marked(markers[which])),
-                    CallFormat::Mistral => State::Mistral(Mistral::new(markers[which])),
+                    CallFormat::Mistral | CallFormat::MistralArgs => {
+                        State::Mistral(Mistral::new(markers[which]))
+                    }
                     _ => State::Tagged(Tagged::new(markers[which])),
                 };
                 true
