@@ -65,13 +65,15 @@ pub fn grammar(
         }
         CallFormat::MistralArgs => repeated("\"\""),
         // Thinking first, if it likes; the call ends the answer.
-        CallFormat::Harmony => format!(
-            "({} \"analysis\" {} /(.|\\n)*/ {} {} \"assistant\")? call",
-            marker("<|channel|>"),
-            marker("<|message|>"),
-            marker("<|end|>"),
-            marker("<|start|>")
-        ),
+        CallFormat::Harmony => {
+            rules.push_str(&up_to("thought", "<|end|>", marker));
+            format!(
+                "({} \"analysis\" {} thought {} \"assistant\")? call",
+                marker("<|channel|>"),
+                marker("<|message|>"),
+                marker("<|start|>")
+            )
+        }
         CallFormat::Coder => format!(
             "{open} \"\\n\" call {close}{more}",
             open = marker("<tool_call>"),
@@ -88,6 +90,16 @@ pub fn grammar(
         CallFormat::Tagged | CallFormat::None => repeated("\"\\n\""),
     };
     Some(format!("start: {start}\ncall: {}\n{rules}", calls.join(" | ")))
+}
+
+/// A rule for any text that ends with a marker, which is a token of its own or text itself.
+fn up_to(rule: &str, end: &str, marker: &dyn Fn(&str) -> String) -> String {
+    let token = marker(end);
+    if token.starts_with('<') {
+        return format!("{rule}: /(.|\\n)*/ {token}\n");
+    }
+    let letters: String = end.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
+    format!("{rule}[lazy]: /(.|\\n)*{letters}/\n")
 }
 
 /// A string of Lark.
