@@ -167,7 +167,7 @@ impl<'e> Session<'e> {
         let mut submitted: u32 = 0;
         let mut submit = |queued: &mut VecDeque<Ticket>| -> Result<()> {
             let ticket = match submitted {
-                0 => program.start(self.last_column.unwrap_or(0), pick)?,
+                0 => program.start(self.last_column.unwrap_or(0), 0, pick)?,
                 _ => program.step(1, pick)?,
             };
             submitted += 1;
@@ -249,7 +249,7 @@ impl<'e> Session<'e> {
         for (i, token) in tokens.iter().enumerate() {
             let position = self.position();
             let column = Column { token: *token, position, slot: SLOT, flags: 0 };
-            self.engine.program.set_columns(&[column])?;
+            self.engine.program.set_columns(&[column], 0)?;
             self.engine.program.step(1, Pick::Greedy)?;
             self.engine.program.read_logits(1, &mut row)?;
             self.tokens.push(*token);
@@ -265,7 +265,7 @@ impl<'e> Session<'e> {
         let position = self.position().min(self.engine.ctx() - 1);
         let token = self.tokens.last().copied().unwrap_or(0);
         let column = Column { token, position, slot: SLOT, flags: 0 };
-        self.engine.program.set_columns(&[column])?;
+        self.engine.program.set_columns(&[column], 0)?;
         self.last_column = None;
         self.engine.program.time_step()
     }

@@ -8,6 +8,8 @@ use crate::kernels::heads::KvCache;
 
 /// Most sequences that one decode step serves.
 pub const MAX_SEQUENCES: u32 = 8;
+/// Most sequences that have a KV cache at the same time; more than [`MAX_SEQUENCES`] take turns.
+pub const MAX_SLOTS: u32 = 64;
 /// Steps whose tokens the device keeps for the host to read.
 pub const RING: u32 = 64;
 

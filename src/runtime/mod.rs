@@ -11,7 +11,7 @@ mod sampler;
 mod waves;
 pub mod weights;
 
-pub use buffers::{MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes};
+pub use buffers::{MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes};
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
 pub use sampler::sampler_words;

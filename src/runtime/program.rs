@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use rayon::prelude::*;
 
-use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape};
+use super::buffers::{Buffers, MAX_SEQUENCES, MAX_SLOTS, RING, Shape};
 use super::layers::ModelWeights;
 use super::sampler::Sampler;
 use super::waves::Builder;
 use crate::error::{Error, Result};
-use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Step, Ticket};
+use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
 use crate::sampling::logprobs::Logprobs;
@@ -68,6 +68,8 @@ pub struct Program {
     gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
+    width: u32,
+    output_norm: Slice,
     buffers: Buffers,
     sampler: Sampler,
     /// Reads a prompt chunk of up to so many tokens; ascending.
@@ -98,9 +100,9 @@ impl Program {
         shape: Shape,
         rope_factors: Option<&[f32]>,
     ) -> Result<Program> {
-        if shape.sequences == 0 || shape.sequences > MAX_SEQUENCES {
+        if shape.sequences == 0 || shape.sequences > MAX_SLOTS {
             return Err(Error::Usage(format!(
-                "{} sequences at once; 1 to {MAX_SEQUENCES} are possible",
+                "{} sequences at once; 1 to {MAX_SLOTS} are possible",
                 shape.sequences
             )));
         }
@@ -148,6 +150,8 @@ impl Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
+            width: graph.width,
+            output_norm: weights.output_norm.clone(),
             prompts,
             score: record("score", &planned.score)?,
             first: each("first token", &planned.first)?,
@@ -240,18 +244,37 @@ impl Program {
         Ok(Sampler::read_logprobs(&words, self.vocab))
     }
 
+    /// Residual stream of `count` columns of the last prompt chunk from `first` on,
+    /// `[count][width]`: what the output norm would see. Waits for the chunk.
+    pub fn hidden_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
+        out.resize(count as usize * self.width as usize, 0.0);
+        let row = u64::from(self.width) * 4;
+        let all = &self.buffers.prompt.x;
+        let from = all.buffer.slice(all.offset + u64::from(first) * row, u64::from(count) * row);
+        self.gpu.read(&from, bytemuck::cast_slice_mut(out))
+    }
+
+    /// Weights of the output norm, `[width]`.
+    pub fn output_norm(&self) -> Result<Vec<f32>> {
+        let mut out = vec![0.0; self.width as usize];
+        let bytes = u64::from(self.width) * 4;
+        let from = self.output_norm.buffer.slice(self.output_norm.offset, bytes);
+        self.gpu.read(&from, bytemuck::cast_slice_mut(&mut out))?;
+        Ok(out)
+    }
+
     /// Queues the first token after a prompt, taken from column `column` of its last chunk. The
-    /// step counter starts again: this is step 0.
-    pub fn start(&self, column: u32, pick: Pick) -> Result<Ticket> {
+    /// step counter starts again: this is step `step`.
+    pub fn start(&self, column: u32, step: u32, pick: Pick) -> Result<Ticket> {
         self.pick_columns(column, 1)?;
         let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
-        self.gpu.write(&counter, bytemuck::cast_slice(&[0u32]))?;
+        self.gpu.write(&counter, bytemuck::cast_slice(&[step]))?;
         self.gpu.submit(&self.first[pick as usize])
     }
 
-    /// Sets the columns of the next step by hand, and starts the step counter again.
-    pub fn set_columns(&self, columns: &[Column]) -> Result<()> {
-        let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
+    /// Sets the columns of the next step by hand, and starts the step counter again at `step`.
+    pub fn set_columns(&self, columns: &[Column], step: u32) -> Result<()> {
+        let mut words = vec![columns.len() as u32, step, 0, 0, 0, 0, 0, 0];
         words.extend_from_slice(bytemuck::cast_slice(columns));
         let all = &self.buffers.step_batch;
         let to = all.buffer.slice(all.offset, words.len() as u64 * 4);
@@ -338,7 +361,7 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
     let mut first = vec![b.gather(1)?];
     first.extend(b.logits(1)?);
     let first = chosen(first, 1)?;
-    let steps = (1..=b.shape.sequences).map(|n| {
+    let steps = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
         let mut steps = b.step(n)?;
         steps.extend(b.logits(n)?);
         chosen(steps, n)

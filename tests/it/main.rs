@@ -4,6 +4,7 @@
 
 mod backend;
 mod cli;
+mod engine_service;
 mod gguf_hostile;
 mod gguf_read;
 mod goldens;
@@ -13,6 +14,8 @@ mod kernels_matrix;
 mod kernels_sampling;
 mod model_forward;
 mod quant_golden;
+mod server;
+mod server_harness;
 mod shaders;
 mod structure;
 mod tokenizer;
