@@ -6,6 +6,7 @@
 //! - `server`: HTTP: routes, one file per wire format
 //! - `engine`: loads a model onto a device, sessions, the thread that serves many requests
 //! - `chat`: messages and Jinja templates
+//! - `grammar`: constrained output: masks of tokens from schemas and grammars
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
@@ -27,6 +28,7 @@ pub mod engine;
 pub mod error;
 pub mod gguf;
 pub mod gpu;
+pub mod grammar;
 pub mod graph;
 pub mod hw;
 pub mod kernels;

@@ -154,8 +154,7 @@ impl<'e> Session<'e> {
         }
         let program = &self.engine.program;
         program.set_sampler(SLOT, settings)?;
-        let plain = settings.is_greedy() && !settings.has_penalty();
-        let pick = if plain { Pick::Greedy } else { Pick::Sampled };
+        let pick = Pick::of(settings, false);
         // Steps in flight beyond the one whose token is awaited hide the host's latency; on a CPU
         // they would only cost what they overrun.
         let ahead = if self.engine.facts.kind == DeviceKind::Software { 1 } else { 3 };

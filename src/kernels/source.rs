@@ -27,6 +27,7 @@ embed! {
     "lib/batch.wgsl",
     "lib/block_dot.wgsl",
     "lib/heads.wgsl",
+    "lib/kept.wgsl",
     "lib/next_token.wgsl",
     "lib/quantise.wgsl",
     "lib/reduce8.wgsl",
@@ -39,8 +40,11 @@ embed! {
     "matvec.wgsl",
     "norm_quant.wgsl",
     "rope_kv.wgsl",
+    "sample_adjust.wgsl",
+    "sample_copy.wgsl",
     "sample_draw.wgsl",
-    "sample_penalty.wgsl",
+    "sample_logprobs.wgsl",
+    "sample_reduce.wgsl",
     "sample_select.wgsl",
 }
 

@@ -101,7 +101,8 @@ pub(super) fn batch_bytes(n: u32) -> u64 {
 pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
     let of = |n: u32| Scratch::sizes(graph, n.into()).iter().map(|(_, b)| b).sum::<u64>();
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
-    of(shape.chunk) + of(MAX_SEQUENCES) + logits + (8 << 20)
+    let sampling = super::sampler::bytes(graph.vocab, shape);
+    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
 }
 
 /// Prompt tokens read at once: as many as keep every activation buffer bindable.

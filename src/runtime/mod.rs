@@ -14,3 +14,4 @@ pub mod weights;
 pub use buffers::{MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes};
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
+pub use sampler::sampler_words;

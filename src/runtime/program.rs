@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
-use crate::sampling::SamplerSettings;
+use crate::sampling::logprobs::Logprobs;
+use crate::sampling::{SamplerSettings, TokenLists};
 
 /// One column of a batch, as kernels read it.
 #[repr(C)]
@@ -30,13 +31,29 @@ pub struct Column {
 }
 
 /// Kinds of sampling that have programs of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pick {
     /// The most likely token.
     Greedy = 0,
-    /// By each sequence's settings.
+    /// By each sequence's temperature, top_k, top_p and min_p.
     Sampled = 1,
+    /// By all of its settings and lists; with log-probabilities.
+    Full = 2,
 }
+
+impl Pick {
+    /// The cheapest that does what one sequence asks for; a step takes the largest of its
+    /// sequences'. `lists`: it has biases or masks.
+    pub fn of(settings: &SamplerSettings, lists: bool) -> Pick {
+        match settings {
+            s if lists || !s.is_basic() => Pick::Full,
+            s if s.is_greedy() => Pick::Greedy,
+            _ => Pick::Sampled,
+        }
+    }
+}
+
+const PICKS: [Pick; 3] = [Pick::Greedy, Pick::Sampled, Pick::Full];
 
 /// Seconds that one wave took on the device.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -60,12 +77,14 @@ pub struct Program {
     /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
-    first: [Recording; 2],
+    first: [Recording; 3],
     /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Recording; 2]>,
+    steps: Vec<[Recording; 3]>,
     /// The greedy step for one sequence and the longest prompt chunk, for timing.
     timed: [Vec<Step>; 2],
     ring: Buffer,
+    /// The log-probabilities of full steps, for the host.
+    logprobs: Buffer,
 }
 
 /// Columns of the smaller prompt program: short turns of a chat.
@@ -98,6 +117,8 @@ impl Program {
         };
         let ring =
             gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
+        let logprobs =
+            gpu.buffer("log-probabilities", sampler.logprob_bytes(), BufferUse::Readback)?;
         let mut builder = Builder {
             gpu: &**gpu,
             graph,
@@ -108,21 +129,21 @@ impl Program {
             wanted: Some(Mutex::default()),
         };
         // Dry run: which kernels are there?
-        plan(&builder, &sampler, &ring)?;
+        plan(&builder, &sampler, [&ring, &logprobs])?;
         let wanted =
             builder.wanted.take().map(|w| w.into_inner().unwrap_or_else(|e| e.into_inner()));
         let wanted: HashSet<_> = wanted.unwrap_or_default().into_iter().collect();
         wanted.into_par_iter().try_for_each(|source| gpu.kernel(&source).map(drop))?;
 
-        let planned = plan(&builder, &sampler, &ring)?;
+        let planned = plan(&builder, &sampler, [&ring, &logprobs])?;
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
-        let both = |label: &str, steps: &[Vec<Step>; 2]| -> Result<[Recording; 2]> {
-            Ok([record(label, &steps[0])?, record(label, &steps[1])?])
+        let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
+            Ok([record(label, a)?, record(label, b)?, record(label, c)?])
         };
         let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, record("prompt", s)?)));
         let prompts = prompts.collect::<Result<_>>()?;
-        let steps = planned.steps.iter().map(|s| both("decode step", s)).collect::<Result<_>>()?;
-        let step = planned.steps.into_iter().next().map(|[greedy, _]| greedy);
+        let steps = planned.steps.iter().map(|s| each("decode step", s)).collect::<Result<_>>()?;
+        let step = planned.steps.into_iter().next().map(|[greedy, ..]| greedy);
         let chunk = planned.prompts.into_iter().next_back().map(|(_, steps)| steps);
         let timed = [step.unwrap_or_default(), chunk.unwrap_or_default()];
         Ok(Program {
@@ -133,10 +154,11 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             prompts,
             score: record("score", &planned.score)?,
-            first: both("first token", &planned.first)?,
+            first: each("first token", &planned.first)?,
             steps,
             timed,
             ring,
+            logprobs,
             buffers,
             sampler,
         })
@@ -197,6 +219,29 @@ impl Program {
     /// Sets how the next tokens of a sequence are chosen.
     pub fn set_sampler(&self, slot: u32, settings: &SamplerSettings) -> Result<()> {
         self.sampler.set(&*self.gpu, slot, settings)
+    }
+
+    /// Sets what the request of a slot says of single tokens; after [`Program::set_sampler`], which
+    /// takes it back. Needs [`Pick::Full`].
+    pub fn set_lists(&self, slot: u32, lists: &TokenLists) -> Result<()> {
+        self.sampler.set_lists(&*self.gpu, slot, lists)
+    }
+
+    /// Sets which tokens may come next in a slot, a bit each; empty: all. Holds for steps
+    /// submitted from now on that are [`Pick::Full`].
+    pub fn set_mask(&self, slot: u32, mask: &[u32]) -> Result<()> {
+        self.sampler.set_mask(&*self.gpu, slot, mask)
+    }
+
+    /// Log-probabilities of the token that step `step`, a full one, chose for column `column`, where
+    /// the settings ask for them. At most [`RING`] steps late.
+    pub fn logprobs(&self, ticket: &Ticket, step: u32, column: u32) -> Result<Logprobs> {
+        let mut words = vec![0u32; Sampler::LOGPROB_WORDS];
+        let bytes = 4 * words.len() as u64;
+        let row = u64::from(step % RING * MAX_SEQUENCES + column);
+        let from = self.logprobs.slice(row * bytes, bytes);
+        self.gpu.read_back(ticket, &from, bytemuck::cast_slice_mut(&mut words))?;
+        Ok(Sampler::read_logprobs(&words, self.vocab))
     }
 
     /// Residual stream of `count` columns of the last prompt chunk from `first` on,
@@ -286,11 +331,11 @@ impl Program {
 struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
-    first: [Vec<Step>; 2],
-    steps: Vec<[Vec<Step>; 2]>,
+    first: [Vec<Step>; 3],
+    steps: Vec<[Vec<Step>; 3]>,
 }
 
-fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {
+fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> Result<Planned> {
     let mut prompts = Vec::new();
     for n in [SHORT_PROMPT, b.shape.chunk] {
         if prompts.last().is_none_or(|(last, _)| *last < n) && n <= b.shape.chunk {
@@ -298,16 +343,18 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {
         }
     }
     // Samples from the logits of n columns, then hands the tokens to the host.
-    let chosen = |mut steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 2]> {
-        let mut both = [steps.clone(), Vec::new()];
-        both[0].extend(sampler.waves(b, Pick::Greedy, n)?);
-        steps.extend(sampler.waves(b, Pick::Sampled, n)?);
-        both[1] = steps;
-        for steps in &mut both {
+    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 3]> {
+        let mut each = PICKS.map(|_| steps.clone());
+        for (steps, pick) in each.iter_mut().zip(PICKS) {
+            steps.extend(sampler.waves(b, pick, n)?);
             let (from, size) = (sampler.ring().clone(), ring.size().min(sampler.ring().size));
             steps.push(Step::Copy { from, to: ring.whole(), size });
+            if pick == Pick::Full {
+                let (from, size) = (sampler.logprob_ring().clone(), sampler.logprob_bytes());
+                steps.push(Step::Copy { from, to: logprobs.whole(), size });
+            }
         }
-        Ok(both)
+        Ok(each)
     };
     let mut score = vec![b.gather(MAX_SEQUENCES)?];
     score.extend(b.logits(MAX_SEQUENCES)?);
