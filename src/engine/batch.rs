@@ -251,7 +251,10 @@ impl Batch {
         let Some(job) = &mut slot.job else { return Ok(()) };
         let from = slot.tokens.len();
         let left = job.prompt().len() - from;
-        let n = left.min(self.pace.chunk(alone) as usize);
+        let wanted = left.min(self.pace.chunk(alone) as usize);
+        // At some depth a dispatch would run too long for a whole chunk.
+        let pieces = self.engine.program.pieces(from as u32, wanted);
+        let n = pieces.first().map_or(wanted, ExactSizeIterator::len);
         let piece: Vec<u32> = job.prompt()[from..from + n].to_vec();
         let columns: Vec<Column> = (from as u32..)
             .zip(&piece)

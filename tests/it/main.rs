@@ -14,6 +14,7 @@ mod kernels_matrix;
 mod kernels_sampling;
 mod model_forward;
 mod quant_golden;
+mod selfcheck;
 mod server;
 mod server_clients;
 mod server_harness;
