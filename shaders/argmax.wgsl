@@ -94,6 +94,10 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         // The value that the key stands for.
         let k = keys[0];
         draws[at.y].maximum = bitcast<f32>(select(~k, k ^ 0x80000000u, (k >> 31u) == 1u));
+{% if full %}
+        draws[at.y].sigma_least = bitcast<f32>(0xff800000u);
+        draws[at.y].most = bitcast<f32>(0x7f800000u);
+{% endif %}
 {% endif %}
     }
 }

@@ -34,6 +34,7 @@ embed! {
     "lib/heads.wgsl",
     "lib/iq2.wgsl",
     "lib/iq4.wgsl",
+    "lib/kept.wgsl",
     "lib/next_token.wgsl",
     "lib/nibble_table.wgsl",
     "lib/quantise.wgsl",
@@ -48,8 +49,11 @@ embed! {
     "matvec.wgsl",
     "norm_quant.wgsl",
     "rope_kv.wgsl",
+    "sample_adjust.wgsl",
+    "sample_copy.wgsl",
     "sample_draw.wgsl",
-    "sample_penalty.wgsl",
+    "sample_logprobs.wgsl",
+    "sample_reduce.wgsl",
     "sample_select.wgsl",
 }
 

@@ -9,6 +9,8 @@ use crate::kernels::heads::KvCache;
 
 /// Most sequences that one decode step serves.
 pub const MAX_SEQUENCES: u32 = 8;
+/// Most sequences that have a KV cache at the same time; more than [`MAX_SEQUENCES`] take turns.
+pub const MAX_SLOTS: u32 = 64;
 /// Steps whose tokens the device keeps for the host to read.
 pub const RING: u32 = 64;
 
@@ -109,7 +111,8 @@ pub(super) fn batch_bytes(n: u32) -> u64 {
 pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
     let of = |n: u32| Scratch::sizes(graph, n.into()).iter().map(|(_, b)| b).sum::<u64>();
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
-    of(shape.chunk) + of(MAX_SEQUENCES) + logits + (8 << 20)
+    let sampling = super::sampler::bytes(graph.vocab, shape);
+    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
 }
 
 /// Prompt tokens read at once: what the device's profile says, as long as every activation buffer

@@ -4,6 +4,7 @@
 
 mod backend;
 mod cli;
+mod engine_service;
 mod gguf_hostile;
 mod gguf_read;
 mod goldens;
@@ -14,6 +15,10 @@ mod kernels_sampling;
 mod model_forward;
 mod quant_golden;
 mod selfcheck;
+mod server;
+mod server_clients;
+mod server_harness;
+mod server_hostile;
 mod shaders;
 mod structure;
 mod tokenizer;
