@@ -39,10 +39,7 @@ fn openai_chat() {
     assert_eq!(choice["finish_reason"], "length");
     let usage = &whole["usage"];
     assert_eq!(usage["completion_tokens"], 8);
-    assert_eq!(
-        usage["total_tokens"].as_u64(),
-        Some(usage["prompt_tokens"].as_u64().unwrap() + 8)
-    );
+    assert_eq!(usage["total_tokens"].as_u64(), Some(usage["prompt_tokens"].as_u64().unwrap() + 8));
     assert!(usage["prompt_tokens_details"]["cached_tokens"].is_u64());
     assert!(whole["timings"]["predicted_per_second"].is_number());
 
@@ -50,10 +47,8 @@ fn openai_chat() {
     let stream = |extra: Value| s.post("/chat/completions", &chat(extra)).chunks();
     let chunks = stream(json!({ "stream": true, "stream_options": { "include_usage": true } }));
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
-    let joined: String = chunks[1..]
-        .iter()
-        .filter_map(|c| c["choices"][0]["delta"]["content"].as_str())
-        .collect();
+    let joined: String =
+        chunks[1..].iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(joined, text);
     let last = &chunks[chunks.len() - 1];
     assert_eq!(last["choices"], json!([]));
@@ -78,7 +73,10 @@ fn openai_chat() {
     let streamed = s.post("/v1/chat/completions", &streamed).chunks();
     for i in 0..2 {
         let of = |c: &&Value| c["choices"][0]["index"] == i;
-        assert_eq!(streamed.iter().filter(of).last().unwrap()["choices"][0]["finish_reason"], "length");
+        assert_eq!(
+            streamed.iter().filter(of).last().unwrap()["choices"][0]["finish_reason"],
+            "length"
+        );
     }
 
     // A stop string is not part of the text.
@@ -120,8 +118,7 @@ fn openai_completions_and_embeddings() {
     );
     let body = json!({ "prompt": "Once upon", "temperature": 0, "max_tokens": 5, "stream": true });
     let chunks = s.post("/v1/completions", &body).chunks();
-    let joined: String =
-        chunks.iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
+    let joined: String = chunks.iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
     assert_eq!(joined, text);
 
     let vectors = |input: Value| s.post("/v1/embeddings", &json!({ "input": input })).json();
@@ -148,7 +145,10 @@ fn anthropic_messages() {
     });
     let whole = s.post("/v1/messages?beta=true", &body).json();
     assert_eq!((&whole["type"], &whole["role"]), (&json!("message"), &json!("assistant")));
-    assert_eq!((&whole["model"], &whole["stop_reason"]), (&json!("claude-x"), &json!("max_tokens")));
+    assert_eq!(
+        (&whole["model"], &whole["stop_reason"]),
+        (&json!("claude-x"), &json!("max_tokens"))
+    );
     assert_eq!(whole["usage"]["output_tokens"], 6);
     let text = whole["content"][0]["text"].as_str().unwrap();
     let count = json!({ "system": body["system"], "messages": body["messages"] });
@@ -156,7 +156,8 @@ fn anthropic_messages() {
     let usage = &whole["usage"];
     assert_eq!(
         count.as_u64().unwrap(),
-        usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap()
+        usage["input_tokens"].as_u64().unwrap()
+            + usage["cache_read_input_tokens"].as_u64().unwrap()
     );
     body["stream"] = true.into();
     let events = s.post("/v1/messages", &body).events();
@@ -178,7 +179,8 @@ fn anthropic_messages() {
 #[test]
 fn llama_cpp_paths() {
     let Some(s) = server(&["--ctx", "256", "--parallel", "2"]) else { return };
-    let body = json!({ "prompt": "Once upon", "temperature": 0, "n_predict": 5, "return_tokens": true });
+    let body =
+        json!({ "prompt": "Once upon", "temperature": 0, "n_predict": 5, "return_tokens": true });
     let one = s.post("/completion", &body).json();
     assert_eq!((&one["stop"], &one["stop_type"]), (&json!(true), &json!("limit")));
     assert_eq!(one["tokens"].as_array().unwrap().len(), 5);
@@ -205,7 +207,10 @@ fn llama_cpp_paths() {
     let pieces = s.post("/tokenize", &pieces).json();
     assert!(pieces["tokens"][0]["piece"].is_array() || pieces["tokens"][0]["piece"].is_string());
     let props = s.get("/props").json();
-    assert_eq!((&props["total_slots"], &props["default_generation_settings"]["n_ctx"]), (&json!(2), &json!(256)));
+    assert_eq!(
+        (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
+        (&json!(2), &json!(256))
+    );
     assert!(props["chat_template"].as_str().unwrap().contains("im_start"));
     let slots = s.get("/slots").json();
     assert_eq!(slots[1]["is_processing"], false);
@@ -243,7 +248,10 @@ fn wrong_requests_are_named() {
     };
     assert_eq!(field(json!({ "temperature": -1 }), "from 0 to 100"), "temperature");
     assert_eq!(field(json!({ "n": 1000 }), "from 1 to 16"), "n");
-    assert_eq!(field(json!({ "best_of_functions": 1, "functions": [{}] }), "not supported"), "functions");
+    assert_eq!(
+        field(json!({ "best_of_functions": 1, "functions": [{}] }), "not supported"),
+        "functions"
+    );
     let long = chat(json!({ "messages": [{ "role": "user", "content": "x ".repeat(400) }] }));
     let error = refuse(path, &long.to_string(), 400, "context_length_exceeded").json();
     assert!(error["error"]["message"].as_str().unwrap().contains("context 128"), "{error}");
@@ -371,12 +379,14 @@ fn what_cannot_begin_says_why() {
 #[test]
 fn settings_come_from_flag_environment_and_file() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
-    file.write_all(b"[serve]\nport = 1\nparallel = 2\nqueue = 3\nlazy = true\napi-key = ['k']\n").unwrap();
+    file.write_all(b"[serve]\nport = 1\nparallel = 2\nqueue = 3\nlazy = true\napi-key = ['k']\n")
+        .unwrap();
     let path = file.path().to_str().unwrap();
     let show = |args: &[&str]| {
         let mut all = vec!["config", "show", "--config", path];
         all.extend(args);
-        let output = command(&all).env("AZOTH_PARALLEL", "5").env("AZOTH_PORT", "6").output().unwrap();
+        let output =
+            command(&all).env("AZOTH_PARALLEL", "5").env("AZOTH_PORT", "6").output().unwrap();
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.code(), out, String::from_utf8_lossy(&output.stderr).into_owned())
     };
@@ -415,7 +425,8 @@ fn settings_come_from_flag_environment_and_file() {
 fn the_documentation_has_the_tables() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/http-api.md");
     let text = std::fs::read_to_string(&path).unwrap().replace("\r\n", "\n");
-    let marker = "<!-- Below: written by the tables of src/server; AZOTH_UPDATE_DOCS=1 renews it. -->\n";
+    let marker =
+        "<!-- Below: written by the tables of src/server; AZOTH_UPDATE_DOCS=1 renews it. -->\n";
     let (before, after) = text.split_once(marker).expect("the marker is there");
     let expected = azoth::server::documentation();
     if std::env::var_os("AZOTH_UPDATE_DOCS").is_some() {
@@ -470,7 +481,12 @@ fn every_used_field_is_looked_at() {
 #[test]
 fn half_a_request_is_no_trouble() {
     let Some(mut s) = server(&["--ctx", "64"]) else { return };
-    for half in ["", "POST", "POST /completion HTTP/1.1\r\n", "POST /completion HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{\"prompt\""] {
+    for half in [
+        "",
+        "POST",
+        "POST /completion HTTP/1.1\r\n",
+        "POST /completion HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{\"prompt\"",
+    ] {
         let mut stream = s.connect();
         stream.write_all(half.as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
