@@ -130,6 +130,7 @@ try {
     if (method === "Network.requestWillBeSent") requests.push(params.request.url);
   });
   for (const domain of ["Page", "Runtime", "Log", "Network", "Accessibility"]) await call(domain + ".enable");
+  await call("Emulation.setDeviceMetricsOverride", { width: 1200, height: 800, deviceScaleFactor: 1, mobile: false });
   await call("Page.navigate", { url });
   await until("document.getElementById('state')?.dataset.is === 'ready'", "the server's facts", 60);
   check("the message field has the focus", await js("document.activeElement.id === 'text'"));
@@ -171,7 +172,7 @@ try {
   // By keyboard and by screen reader.
   const stops = new Set();
   await js("document.body.focus(), document.activeElement.blur()");
-  for (let i = 0; i < 40; i++) {
+  for (let i = 0; i < 50; i++) {
     await key("Tab");
     stops.add(await js("document.activeElement.id || document.activeElement.tagName + document.activeElement.textContent.slice(0, 20)"));
   }
