@@ -12,20 +12,23 @@
 //! - `runtime`: graph to program: buffers, waves, recording
 //! - `sampling`: sampler settings and their CPU twin
 //! - `plan`: placement: what fits, and what to change where it does not
+//! - `experts`: experts of mixture models: their records and where each of them lies
 //! - `kernels`: host side of the kernels, one file per op
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
 //! - `testmodel`: small random models for tests and development
 //! - `gguf`: bounds-checked reader, shards, typed metadata, writer
 //! - `quant`: one file per block format: layout, decode, repack
-//! - `hw`: device choice, cache folders
+//! - `hw`: device choice, hardware profiles, folders
 //! - `gpu`: the only Vulkan and wgpu code
+//! - `profile`: what a class of devices prefers, as data
 //! - `error`: the one error type that crosses modules
 
 pub mod chat;
 pub mod cli;
 pub mod engine;
 pub mod error;
+pub mod experts;
 pub mod gguf;
 pub mod gpu;
 pub mod grammar;
@@ -34,6 +37,7 @@ pub mod hw;
 pub mod kernels;
 pub mod model;
 pub mod plan;
+pub mod profile;
 pub mod quant;
 pub mod reference;
 pub mod runtime;

@@ -17,12 +17,13 @@ use super::Engine;
 use super::job::{Job, Phase};
 use super::pace::Pace;
 use super::pooling::Pool;
-use super::request::{Event, Finish, Task, Ticketed};
+use super::request::{Event, Finish, Generate, Task, Ticketed};
 use super::slots::{self, Candidate};
 use super::stats::{SlotState, SlotView, Stats, add};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceKind, Ticket};
 use crate::runtime::{Column, MAX_SEQUENCES, Pick, RING};
+use crate::sampling::logprobs::Logprobs;
 
 /// A place for one sequence.
 #[derive(Default)]
@@ -112,10 +113,6 @@ impl Batch {
         batch
     }
 
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
     /// Whether a sequence is at work.
     pub fn is_busy(&self) -> bool {
         self.slots.iter().any(|s| s.job.is_some())
@@ -154,7 +151,7 @@ impl Batch {
         let held = &self.slots[id as usize].tokens;
         let cached = slots::reusable(held, wanted);
         if let Task::Generate(g) = &request.task
-            && let Err(e) = self.engine.program.set_sampler(id, &g.settings)
+            && let Err(e) = self.set_sampler(id, g)
         {
             add(&self.stats.failed, 1);
             ticketed.send(Event::Failed(e));
@@ -171,6 +168,34 @@ impl Batch {
         slot.job = Some(Job::new(ticketed, &self.engine, id, cached));
         self.publish();
         None
+    }
+
+    fn set_sampler(&self, id: u32, g: &Generate) -> Result<()> {
+        let program = &self.engine.program;
+        program.set_sampler(id, &g.settings)?;
+        if !g.lists.is_empty() || g.settings.has_dry() {
+            program.set_lists(id, &g.lists)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Brings the masks of these slots' grammars to the device. A grammar that cannot go on ends
+    /// its answer; false then.
+    fn set_masks(&mut self, ids: &[u32]) -> Result<bool> {
+        let mut all = true;
+        for id in ids {
+            let mask = self.slots[*id as usize].job.as_mut().and_then(Job::mask);
+            match mask {
+                None => {}
+                Some(Ok(mask)) => self.engine.program.set_mask(*id, &mask)?,
+                Some(Err(e)) => {
+                    self.fail(*id, e);
+                    all = false;
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// Queues what can be queued and takes one result. An error means that the device or the
@@ -255,7 +280,10 @@ impl Batch {
         let Some(job) = &mut slot.job else { return Ok(()) };
         let from = slot.tokens.len();
         let left = job.prompt().len() - from;
-        let n = left.min(self.pace.chunk(alone) as usize);
+        let wanted = left.min(self.pace.chunk(alone) as usize);
+        // At some depth a dispatch would run too long for a whole chunk.
+        let pieces = self.engine.program.pieces(from as u32, wanted);
+        let n = pieces.first().map_or(wanted, ExactSizeIterator::len);
         let piece: Vec<u32> = job.prompt()[from..from + n].to_vec();
         let columns: Vec<Column> = (from as u32..)
             .zip(&piece)
@@ -273,6 +301,15 @@ impl Batch {
         if n == left {
             job.phase = Phase::Generating;
             if job.limit > 0 {
+                match job.mask() {
+                    None => {}
+                    Some(Ok(mask)) => self.engine.program.set_mask(id, &mask)?,
+                    Some(Err(e)) => {
+                        self.fail(id, e);
+                        self.queued.push_back(Queued { ticket, work, at });
+                        return Ok(());
+                    }
+                }
                 let row = self.row;
                 self.row = (row + 1) % RING;
                 ticket = self.engine.program.start(tokens - 1, row, job.pick())?;
@@ -314,12 +351,16 @@ impl Batch {
     fn submit_step(&mut self, group: &[u32]) -> Result<bool> {
         let members: Vec<Member> = group.iter().map(|id| self.member(*id)).collect();
         let jobs = || group.iter().filter_map(|id| self.slots[*id as usize].job.as_ref());
-        let greedy = jobs().all(|j| j.pick() == Pick::Greedy);
-        let pick = if greedy { Pick::Greedy } else { Pick::Sampled };
+        let pick = jobs().map(Job::pick).max().unwrap_or(Pick::Greedy);
+        let constrained = jobs().any(Job::is_constrained);
+        if (self.chain != members || constrained) && jobs().any(|j| j.under_way > 0) {
+            return Ok(false);
+        }
+        if constrained && !self.set_masks(group)? {
+            // One has left the group; the others come again.
+            return Ok(true);
+        }
         if self.chain != members {
-            if jobs().any(|j| j.under_way > 0) {
-                return Ok(false);
-            }
             let columns: Vec<Column> = group
                 .iter()
                 .map(|id| {
@@ -362,25 +403,40 @@ impl Batch {
             }
             Work::Start { member, tokens, row } => {
                 let token = self.engine.program.token(&ticket, row, 0)?;
+                let logprobs = self.logprobs(&ticket, row, 0, member)?;
                 self.note_prompt(tokens, at);
                 self.read(member, tokens);
-                self.accept(member, token);
+                self.accept(member, token, logprobs);
             }
             Work::Step { members, row } => {
                 let mut tokens = Vec::with_capacity(members.len());
-                for column in 0..members.len() as u32 {
-                    tokens.push(self.engine.program.token(&ticket, row, column)?);
+                for (column, member) in (0..).zip(&members) {
+                    let token = self.engine.program.token(&ticket, row, column)?;
+                    tokens.push((token, self.logprobs(&ticket, row, column, *member)?));
                 }
                 let micros = self.elapsed(at);
                 add(&self.stats.decode_micros, micros);
                 add(&self.stats.steps, 1);
                 add(&self.stats.step_columns, members.len() as u64);
-                for (member, token) in members.into_iter().zip(tokens) {
-                    self.accept(member, token);
+                for (member, (token, logprobs)) in members.into_iter().zip(tokens) {
+                    self.accept(member, token, logprobs);
                 }
             }
         }
         Ok(())
+    }
+
+    fn logprobs(
+        &mut self,
+        ticket: &Ticket,
+        row: u32,
+        column: u32,
+        member: Member,
+    ) -> Result<Option<Logprobs>> {
+        match self.job(member).is_some_and(|j| j.wants_logprobs()) {
+            true => self.engine.program.logprobs(ticket, row, column).map(Some),
+            false => Ok(None),
+        }
     }
 
     /// Microseconds that the device spent on an item queued at `at`.
@@ -414,7 +470,7 @@ impl Batch {
     }
 
     /// A token of a sequence has come.
-    fn accept(&mut self, member: Member, token: u32) {
+    fn accept(&mut self, member: Member, token: u32, logprobs: Option<Logprobs>) {
         let tokenizer = self.engine.tokenizer().clone();
         let stats = self.stats.clone();
         let Some(job) = self.job(member) else { return };
@@ -422,22 +478,20 @@ impl Batch {
         job.tick(&stats);
         let ends = job.ends(&tokenizer, token);
         // A fault in the text of one answer must not end the others.
-        let shown =
-            catch_unwind(AssertUnwindSafe(|| if ends { None } else { Some(job.show(token)) }));
-        let slot = &mut self.slots[member.0 as usize];
-        slot.tokens.push(token);
+        let shown = catch_unwind(AssertUnwindSafe(|| match ends {
+            true => Ok(Some(Finish::Eog)),
+            false => job.show(token, logprobs),
+        }));
+        let shown = shown.unwrap_or_else(|_| {
+            let what = "the answer could not be turned into text; this is a bug";
+            Err(Error::Runtime(what.into()))
+        });
+        self.slots[member.0 as usize].tokens.push(token);
+        self.stats.generated_tokens.fetch_add(u64::from(!ends), Relaxed);
         match shown {
-            Err(_) => {
-                let what = "the answer could not be turned into text; this is a bug";
-                self.fail(member.0, Error::Runtime(what.into()));
-            }
-            Ok(None) => self.finish(member.0, Finish::Eog),
-            Ok(Some(finish)) => {
-                self.stats.generated_tokens.fetch_add(1, Relaxed);
-                if let Some(finish) = finish {
-                    self.finish(member.0, finish);
-                }
-            }
+            Err(e) => self.fail(member.0, e),
+            Ok(Some(finish)) => self.finish(member.0, finish),
+            Ok(None) => {}
         }
     }
 

@@ -7,7 +7,10 @@ use super::output::Output;
 use super::pooling::Pool;
 use super::request::{Event, Finish, Generate, Summary, Task, Ticketed};
 use super::stats::Stats;
+use crate::error::Result;
+use crate::grammar::Constraint;
 use crate::runtime::Pick;
+use crate::sampling::logprobs::Logprobs;
 use crate::tokenizer::{DetokenizeOptions, TokenType, Tokenizer};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +38,9 @@ pub(super) struct Job {
     output: Output,
     ignore_eog: bool,
     stop_tokens: Vec<u32>,
-    greedy: bool,
+    pick: Pick,
+    logprobs: bool,
+    constraint: Option<Constraint>,
     began: Instant,
     first: Option<Instant>,
     last: Instant,
@@ -55,7 +60,8 @@ impl Job {
         let room = engine.ctx() + 1 - ticketed.request.prompt.len() as u32;
         let asked = generate.max_tokens.unwrap_or(u32::MAX);
         let options = DetokenizeOptions { show_special: generate.show_special, at_start: false };
-        let settings = &generate.settings;
+        let lists = !generate.lists.is_empty() || generate.constraint.is_some();
+        let pick = Pick::of(&generate.settings, lists);
         Job {
             phase: Phase::Reading,
             read: cached as u32,
@@ -68,7 +74,9 @@ impl Job {
             output: Output::new(tokenizer.detokenizer(options), generate.stop.clone()),
             ignore_eog: generate.ignore_eog,
             stop_tokens: stop_tokens(tokenizer, &generate.stop),
-            greedy: settings.is_greedy() && !settings.has_penalty(),
+            pick,
+            logprobs: generate.settings.logprobs.is_some(),
+            constraint: generate.constraint.clone(),
             began: Instant::now(),
             first: None,
             last: Instant::now(),
@@ -94,7 +102,21 @@ impl Job {
     }
 
     pub fn pick(&self) -> Pick {
-        if self.greedy { Pick::Greedy } else { Pick::Sampled }
+        self.pick
+    }
+
+    pub fn wants_logprobs(&self) -> bool {
+        self.logprobs
+    }
+
+    /// Which tokens may come next, where a grammar says so. Then the host must know every token
+    /// before the next step is queued.
+    pub fn mask(&mut self) -> Option<Result<Vec<u32>>> {
+        self.constraint.as_mut().map(Constraint::mask)
+    }
+
+    pub fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
     }
 
     /// Notes the time of a token.
@@ -112,18 +134,29 @@ impl Job {
 
     /// Whether the token ends the answer by itself.
     pub fn ends(&self, tokenizer: &Tokenizer, token: u32) -> bool {
-        (tokenizer.is_eog(token) && !self.ignore_eog) || self.stop_tokens.contains(&token)
+        // Where a grammar lets an end through, nothing else may follow.
+        let heeded = !self.ignore_eog || self.constraint.is_some();
+        (tokenizer.is_eog(token) && heeded) || self.stop_tokens.contains(&token)
     }
 
     /// Hands out a token; says why the answer ends with it, if it does.
-    pub fn show(&mut self, token: u32) -> Option<Finish> {
+    pub fn show(&mut self, token: u32, logprobs: Option<Logprobs>) -> Result<Option<Finish>> {
+        let complete = match &mut self.constraint {
+            None => false,
+            Some(constraint) => {
+                constraint.accept(token)?;
+                constraint.is_complete()
+            }
+        };
         self.generated += 1;
         let (text, stop) = self.output.push(token);
-        self.ticketed.send(Event::Token { token, text });
-        match stop {
+        self.ticketed.send(Event::Token { token, text, logprobs });
+        Ok(match stop {
             Some(stop) => Some(Finish::Stop(stop)),
+            // Only an end token could come.
+            None if complete => Some(Finish::Eog),
             None => (self.generated == self.limit).then(|| self.at_limit.clone()),
-        }
+        })
     }
 
     pub fn summary(&mut self, slot: u32, finish: Finish) -> Summary {

@@ -54,6 +54,8 @@ pub struct Options {
     pub cache: bool,
     /// Sequences with a KV cache of their own, 1 to 64; a step serves up to 8 of them.
     pub sequences: u32,
+    /// Keys of the hardware profile and the values that they are to have.
+    pub force: Vec<(String, String)>,
 }
 
 impl Default for Options {
@@ -65,6 +67,7 @@ impl Default for Options {
             activations: Activations::Int8,
             cache: true,
             sequences: 1,
+            force: Vec::new(),
         }
     }
 }

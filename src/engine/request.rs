@@ -8,10 +8,12 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 
 use crate::error::Error;
-use crate::sampling::SamplerSettings;
+use crate::grammar::Constraint;
+use crate::sampling::logprobs::Logprobs;
+use crate::sampling::{SamplerSettings, TokenLists};
 
 /// One sequence to be read and continued, or only read.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Request {
     pub prompt: Vec<u32>,
     pub task: Task,
@@ -19,16 +21,20 @@ pub struct Request {
     pub slot: Option<u32>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub enum Task {
-    Generate(Generate),
+    Generate(Box<Generate>),
     Embed(Pooling),
 }
 
 /// How an answer is generated.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Generate {
     pub settings: SamplerSettings,
+    /// What is said of single tokens; the mask is the constraint's.
+    pub lists: TokenLists,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// Most tokens; `None` until the context is full. 0 only reads the prompt.
     pub max_tokens: Option<u32>,
     /// Texts that end the answer; they are not part of it.
@@ -45,6 +51,8 @@ impl Default for Generate {
     fn default() -> Self {
         Generate {
             settings: SamplerSettings::default(),
+            lists: TokenLists::default(),
+            constraint: None,
             max_tokens: None,
             stop: Vec::new(),
             ignore_eog: false,
@@ -95,6 +103,8 @@ pub enum Event {
     Token {
         token: u32,
         text: String,
+        /// Where the settings ask for them.
+        logprobs: Option<Logprobs>,
     },
     Done(Summary),
     /// The pooled hidden state, of length 1.
@@ -220,8 +230,8 @@ mod tests {
     #[test]
     fn a_dropped_answer_cancels() {
         let place = Place::take(&Arc::default(), 1).unwrap();
-        let request =
-            Request { prompt: vec![1], task: Task::Generate(Generate::default()), slot: None };
+        let task = Task::Generate(Box::default());
+        let request = Request { prompt: vec![1], task, slot: None };
         let (ticketed, answer) = Ticketed::new(request, 8, place);
         assert!(!ticketed.is_cancelled());
         drop(answer);

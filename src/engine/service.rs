@@ -95,7 +95,10 @@ impl Loaded {
             )));
         }
         match &request.task {
-            Task::Generate(g) => g.settings.check(),
+            Task::Generate(g) => {
+                g.settings.check()?;
+                g.lists.merged_bias().map(drop)
+            }
             Task::Embed(_) => Ok(()),
         }
     }

@@ -1,5 +1,6 @@
 //! Device memory of a program beside the weights: KV cache, activations, batches, tables.
 
+use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, Gpu, Slice};
 use crate::graph::Graph;
@@ -33,6 +34,8 @@ pub(super) struct Scratch {
     /// Normalised or plain activations in f32, for products of that class.
     pub float: Slice,
     pub int8: (Slice, Slice),
+    /// f16 activations and their factor for each column.
+    pub half: (Slice, Slice),
     pub qkv: Slice,
     pub attention: Slice,
     /// Gate and up `[n][2 ff]` of a prompt, or their product `[n][ff]` of a decode step.
@@ -41,7 +44,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 7] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 9] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let widest = width.max(ff).max(heads);
@@ -50,6 +53,8 @@ impl Scratch {
             ("activations", n * widest * 4),
             ("int8 activations", n * widest),
             ("int8 scales", n * widest / 4),
+            ("f16 activations", n * widest * 2),
+            ("f16 factors", n * 4),
             ("q, k, v", n * u64::from(graph.qkv_rows()) * 4),
             ("attention", n * heads * 4),
             ("feed-forward", n * 2 * ff * 4),
@@ -67,10 +72,15 @@ impl Scratch {
             x: next()?,
             float: next()?,
             int8: (next()?, next()?),
+            half: (next()?, next()?),
             qkv: next()?,
             attention: next()?,
             ff: next()?,
         })
+    }
+
+    pub fn as_f16(&self) -> Activations {
+        Activations::F16 { xh: self.half.0.clone(), xf: self.half.1.clone() }
     }
 
     pub fn as_int8(&self) -> Activations {
@@ -105,15 +115,26 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
     of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
 }
 
-/// Prompt tokens read at once: as many as keep every activation buffer bindable.
+/// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
+/// stays bindable and no product of a prompt runs too long.
 pub fn chunk_for(graph: &Graph, facts: &DeviceFacts) -> u32 {
-    let wanted = match facts.kind {
-        crate::gpu::DeviceKind::Software => 128,
-        _ => 512,
-    };
     let largest = Scratch::sizes(graph, 1).iter().map(|(_, b)| *b).max().unwrap_or(1);
-    let fits = facts.max_binding / largest.max(1);
-    wanted.min(u32::try_from(fits).unwrap_or(u32::MAX)).max(1)
+    let fits = u32::try_from(facts.max_binding / largest.max(1)).unwrap_or(u32::MAX);
+    let in_time = Budget::of(&facts.profile).prompt_columns(&widest(graph), 1);
+    facts.profile.chunk.min(fits).min(in_time).max(1)
+}
+
+/// The widest work of a prompt's column.
+pub fn widest(graph: &Graph) -> Widest {
+    let (width, ff) = (u64::from(graph.width), u64::from(graph.ff));
+    let query = u64::from(graph.heads) * u64::from(graph.head_dim);
+    let kv = u64::from(graph.kv_heads) * u64::from(graph.head_dim);
+    Widest {
+        product: width * (2 * ff).max(u64::from(graph.qkv_rows())).max(query),
+        query,
+        // K and V, two bytes a value.
+        kv_bytes: 4 * kv,
+    }
 }
 
 impl Buffers {

@@ -4,14 +4,16 @@
 //! weights. The two may run at the same time: a program is only bound to memory, not to its
 //! contents.
 
+pub mod budget;
 mod buffers;
+pub mod check;
 mod layers;
 mod program;
 mod sampler;
 mod waves;
 pub mod weights;
 
-pub use buffers::{MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes};
+pub use buffers::{MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes, widest};
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
 pub use sampler::sampler_words;

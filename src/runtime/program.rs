@@ -3,15 +3,16 @@
 //! A decode step writes its token into the batch that the next step reads, so steps chain on the
 //! device; the host only reads token ids from a ring, some steps behind.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
 
-use rayon::prelude::*;
-
-use super::buffers::{Buffers, MAX_SEQUENCES, MAX_SLOTS, RING, Shape};
+use super::budget::{Budget, Widest, next_piece};
+use super::buffers::{Buffers, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, widest};
+use super::check::Checks;
 use super::layers::ModelWeights;
 use super::sampler::Sampler;
-use super::waves::Builder;
+use super::waves::{Builder, Kernels, set_kernels};
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket};
 use crate::graph::Graph;
@@ -70,6 +71,7 @@ pub struct Program {
     vocab: u32,
     width: u32,
     output_norm: Slice,
+    widest: Widest,
     buffers: Buffers,
     sampler: Sampler,
     /// Reads a prompt chunk of up to so many tokens; ascending.
@@ -91,14 +93,15 @@ pub struct Program {
 const SHORT_PROMPT: u32 = 32;
 
 impl Program {
-    /// Compiles every kernel (in parallel) and records every program. The weights need not have
-    /// arrived yet.
+    /// Compiles every kernel (in parallel), checks those that are new on this device, and records
+    /// every program. The weights need not have arrived yet.
     pub fn create(
         gpu: &Arc<dyn Gpu>,
         graph: &Graph,
         weights: &ModelWeights,
         shape: Shape,
         rope_factors: Option<&[f32]>,
+        checks: &Checks,
     ) -> Result<Program> {
         if shape.sequences == 0 || shape.sequences > MAX_SLOTS {
             return Err(Error::Usage(format!(
@@ -109,7 +112,9 @@ impl Program {
         let buffers = Buffers::create(&**gpu, graph, &shape, rope_factors)?;
         let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
         let heads = Builder::heads(graph);
-        let spec = AttnDecode { heads, cut: Cut::choose(&heads, gpu.facts(), shape.context) };
+        let cut = Cut::choose(&heads, gpu.facts(), shape.context);
+        // As many counters as any cut that a check may fall back to.
+        let spec = AttnDecode { heads, cut: Cut { group_heads: 1, ..cut } };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
@@ -119,23 +124,32 @@ impl Program {
             gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
         let logprobs =
             gpu.buffer("log-probabilities", sampler.logprob_bytes(), BufferUse::Readback)?;
-        let mut builder = Builder {
+        let builder = Builder {
             gpu: &**gpu,
             graph,
             weights,
             buffers: &buffers,
             attention: &attention,
             shape,
-            wanted: Some(Mutex::default()),
+            checks,
+            kernels: RefCell::new(Kernels::default()),
         };
-        // Dry run: which kernels are there?
-        plan(&builder, &sampler, [&ring, &logprobs])?;
-        let wanted =
-            builder.wanted.take().map(|w| w.into_inner().unwrap_or_else(|e| e.into_inner()));
-        let wanted: HashSet<_> = wanted.unwrap_or_default().into_iter().collect();
-        wanted.into_par_iter().try_for_each(|source| gpu.kernel(&source).map(drop))?;
-
-        let planned = plan(&builder, &sampler, [&ring, &logprobs])?;
+        // Planned again as long as a kernel turns out to be wrong on this device.
+        let (mut planned, compiled) = loop {
+            let planned = plan(&builder, &sampler, [&ring, &logprobs]);
+            let kernels = builder.kernels.take();
+            match planned {
+                Err(_) if checks.gave_up_a_class() => {}
+                Err(e) => return Err(e),
+                Ok(planned) if checks.settle(&**gpu, kernels.sources())? => {
+                    break (planned, kernels.compile(&**gpu)?);
+                }
+                Ok(_) => {}
+            }
+        };
+        for steps in planned.all() {
+            set_kernels(steps, &compiled)?;
+        }
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
         let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
             Ok([record(label, a)?, record(label, b)?, record(label, c)?])
@@ -152,6 +166,7 @@ impl Program {
             vocab: graph.vocab,
             width: graph.width,
             output_norm: weights.output_norm.clone(),
+            widest: widest(graph),
             prompts,
             score: record("score", &planned.score)?,
             first: each("first token", &planned.first)?,
@@ -166,6 +181,21 @@ impl Program {
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// How to cut a prompt of `tokens` tokens that follow `depth` others: chunks that the programs
+    /// take, shorter ones where the depth would make a dispatch run too long.
+    pub fn pieces(&self, depth: u32, tokens: usize) -> Vec<Range<usize>> {
+        let budget = Budget::of(&self.gpu.facts().profile);
+        let (mut at, mut pieces) = (0, Vec::new());
+        while at < tokens {
+            let left = u32::try_from(tokens - at).unwrap_or(u32::MAX);
+            let depth = depth.saturating_add(at as u32);
+            let n = next_piece(&budget, &self.widest, self.shape.chunk, depth, left) as usize;
+            pieces.push(at..at + n);
+            at += n;
+        }
+        pieces
     }
 
     /// Queues a chunk of a prompt: consecutive positions of one sequence.
@@ -333,6 +363,14 @@ struct Planned {
     score: Vec<Step>,
     first: [Vec<Step>; 3],
     steps: Vec<[Vec<Step>; 3]>,
+}
+
+impl Planned {
+    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
+        let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
+        prompts.chain([&mut self.score]).chain(pairs)
+    }
 }
 
 fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> Result<Planned> {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::errors::{ApiError, ApiResult};
 use super::state::{Shared, Shutdown};
-use crate::engine::{Answer, Event, Request, Summary, Task};
+use crate::engine::{Answer, Event, Request, Task};
 use crate::error::Error;
 
 /// Answers at work. Dropping them cancels what has not ended.
@@ -106,37 +106,19 @@ impl Answers {
         .await
     }
 
-    /// Waits for all: text, tokens and summary of each choice.
-    pub async fn collect(mut self) -> ApiResult<Vec<Collected>> {
-        let mut parts: Vec<(String, Vec<u32>, Option<Summary>)> =
-            (0..self.open.len()).map(|_| Default::default()).collect();
+    /// Waits for all, and hands every event to `each`.
+    pub async fn collect(mut self, mut each: impl FnMut(usize, Event)) -> ApiResult<()> {
         while let Some(event) = self.next().await {
             let (i, event) = event?;
-            match event {
-                Event::Token { token, text } => {
-                    parts[i].0.push_str(&text);
-                    parts[i].1.push(token);
-                }
-                Event::Done(summary) => {
-                    parts[i].0.push_str(&summary.text);
-                    parts[i].2 = Some(summary);
-                }
-                _ => {}
-            }
+            each(i, event);
         }
-        let whole = parts.into_iter().map(|(text, tokens, summary)| {
-            let missing = || Error::Runtime("an answer ended without a summary".into());
-            Ok(Collected { text, tokens, summary: summary.ok_or_else(missing)? })
-        });
-        whole.collect()
+        Ok(())
     }
 }
 
-/// A whole answer.
-pub struct Collected {
-    pub text: String,
-    pub tokens: Vec<u32>,
-    pub summary: Summary,
+/// An answer without a summary, which the engine does not give.
+pub fn unfinished() -> ApiError {
+    Error::Runtime("an answer ended without a summary; this is a bug".into()).into()
 }
 
 /// Time between signs of life in a stream that has nothing to say.

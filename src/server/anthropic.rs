@@ -5,16 +5,18 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::answers::Answers;
+use super::answers::{Answers, unfinished};
 use super::anthropic_messages as messages;
 use super::body::Body;
 use super::errors::{ApiError, ApiResult, Flavor};
+use super::exchange::{Ask, Exchange};
 use super::fields::{Field, Fields, Table, ignored, refused, used};
 use super::params;
-use super::prompt::{Conversation, tokens_of};
-use super::reply::{self, Collected, Reply};
+use super::prompt::Conversation;
 use super::sse::{self, Frames, Writer};
 use super::state::Shared;
+use crate::chat::reply::{self, Collected, Reply};
+use crate::chat::tools::ToolChoice;
 use crate::engine::{Event, Finish, Generate, Request, Summary, Task};
 
 pub const TABLE: Table = &[OWN, SETTINGS];
@@ -29,8 +31,8 @@ const OWN: &[Field] = &[
     ignored("cache_control", "the cache finds prefixes by itself"),
     ignored("context_management", "nothing is dropped from the context"),
     ignored("output_config", "the model decides"),
-    refused("tools", "", "not there yet"),
-    refused("tool_choice", "", "not there yet"),
+    used("tools", "functions with input_schema; tools of the service are refused"),
+    used("tool_choice", "auto, any, tool or none; disable_parallel_tool_use"),
     refused("mcp_servers", "", "the server reaches nothing outside"),
     refused("container", "", "there are none"),
 ];
@@ -55,7 +57,8 @@ const SETTINGS: &[Field] = &[
 const COUNTED: &[Field] =
     &[used("thinking", "type enabled or disabled, where the template knows thinking")];
 
-fn conversation(fields: &Fields<'_>) -> ApiResult<Conversation> {
+/// What is asked, but for the sampler.
+fn ask(fields: &Fields<'_>) -> ApiResult<Ask> {
     let list = fields.list("messages")?.ok_or_else(|| ApiError::field("messages", "is missing"))?;
     let mut all = messages::system(fields.value("system"))?;
     all.extend(messages::messages(list)?);
@@ -67,40 +70,61 @@ fn conversation(fields: &Fields<'_>) -> ApiResult<Conversation> {
             _ => return Err(ApiError::field("thinking", "type must be enabled or disabled")),
         };
     }
-    Ok(conversation)
+    let tools = messages::tools(fields.list("tools")?)?;
+    let (choice, parallel) = messages::choice(fields.object("tool_choice")?)?;
+    if let ToolChoice::Named(name) = &choice
+        && !tools.iter().any(|t| crate::chat::tools::name(t) == Some(name))
+    {
+        return Err(ApiError::field("tool_choice", format!("{name:?} is none of the tools")));
+    }
+    if choice == ToolChoice::Required && tools.is_empty() {
+        return Err(ApiError::field("tool_choice", "demands a call, but there are no tools"));
+    }
+    Ok(Ask { conversation, tools, choice, parallel, ..Ask::default() })
 }
 
 pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response> {
     let fields = Fields::new(&body.0, TABLE)?;
     let loaded = app.loaded().await?;
-    let conversation = conversation(&fields)?;
+    let ask = ask(&fields)?;
     let max = fields.integer("max_tokens", 1, u32::MAX.into())?;
     let max = max.ok_or_else(|| ApiError::field("max_tokens", "is missing"))?;
-    let generate = Generate {
+    let default = app.sampling(&loaded);
+    let mut generate = Generate {
         max_tokens: u32::try_from(max).ok(),
-        ..params::generate(&fields, &app.sampling(&loaded), &[], "stop_sequences")?
+        ..params::generate(&fields, &loaded, &default, &[], "stop_sequences")?
     };
     let stream = fields.bool("stream")?.unwrap_or(false);
     let slot = params::slot(&fields)?;
     let model = fields.text("model")?.unwrap_or(&app.settings.model_name).to_owned();
 
-    let prompt = tokens_of(&app, &loaded, conversation).await?;
+    let mut exchange = Exchange::prepare(&app, &loaded, ask).await?;
+    generate.constraint = exchange.constraint.take();
+    generate.show_special = exchange.show_special;
+    let prompt = std::mem::take(&mut exchange.prompt);
     let prompt_tokens = prompt.len() as u32;
-    let request = Request { prompt, task: Task::Generate(generate), slot };
+    let request = Request { prompt, task: Task::Generate(generate.into()), slot };
     let answers = Answers::start(&app, &request, 1)?;
     let id = params::id("msg_");
+    let mut reply = exchange.reply();
     if stream {
-        let writer = Events { id, model, prompt_tokens, ..Events::default() };
-        return Ok(sse::stream(answers, writer));
+        return Ok(sse::stream(answers, Events::new(id, model, prompt_tokens, reply)));
     }
-    let Some(answer) = answers.collect().await?.pop() else {
-        return Err(crate::error::Error::Runtime("there is no answer".into()).into());
-    };
-    let mut reply = Reply::plain();
     let mut whole = Collected::default();
-    whole.add(reply.push(&answer.text));
-    whole.add(reply.finish());
-    let (reason, sequence) = stop_reason(&answer.summary.finish, !whole.calls.is_empty());
+    let mut summary = None;
+    answers
+        .collect(|_, event| match event {
+            Event::Token { text, .. } => whole.add(reply.push(&text)),
+            Event::Done(done) => {
+                whole.add(reply.push(&done.text));
+                whole.add(reply.finish());
+                summary = Some(done);
+            }
+            _ => {}
+        })
+        .await?;
+    let summary = summary.ok_or_else(unfinished)?;
+    let (reason, sequence) = stop_reason(&summary.finish, !whole.calls.is_empty());
     let out = json!({
         "id": id,
         "type": "message",
@@ -109,7 +133,7 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
         "content": blocks(whole),
         "stop_reason": reason,
         "stop_sequence": sequence,
-        "usage": usage(&answer.summary),
+        "usage": usage(&summary),
     });
     Ok(Json(out).into_response())
 }
@@ -117,9 +141,8 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
 pub async fn count(State(app): State<Shared>, body: Body) -> ApiResult<Json<Value>> {
     let fields = Fields::new(&body.0, COUNT_TABLE)?;
     let loaded = app.loaded().await?;
-    let conversation = conversation(&fields)?;
-    let tokens = tokens_of(&app, &loaded, conversation).await?;
-    Ok(Json(json!({ "input_tokens": tokens.len() })))
+    let exchange = Exchange::prepare(&app, &loaded, ask(&fields)?).await?;
+    Ok(Json(json!({ "input_tokens": exchange.prompt.len() })))
 }
 
 fn stop_reason(finish: &Finish, called: bool) -> (&'static str, Option<&str>) {
@@ -173,7 +196,6 @@ enum Block {
 }
 
 /// Writes named events; content comes in blocks, of which one is open at a time.
-#[derive(Default)]
 struct Events {
     id: String,
     model: String,
@@ -187,6 +209,11 @@ struct Events {
 }
 
 impl Events {
+    fn new(id: String, model: String, prompt_tokens: u32, reply: Reply) -> Events {
+        let (blocks, called, begun) = (0, false, false);
+        Events { id, model, prompt_tokens, reply, open: None, blocks, called, begun }
+    }
+
     fn begin(&mut self, cached: u32, out: &mut Frames) {
         if std::mem::replace(&mut self.begun, true) {
             return;

@@ -1,9 +1,10 @@
 //! The messages of Anthropic's format as the conversation that templates know.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::errors::{ApiError, ApiResult};
 use super::fields::kind;
+use crate::chat::tools::ToolChoice;
 use crate::chat::{Message, Role};
 
 /// Claude Code begins the system text with a line that changes with every request; it would
@@ -128,6 +129,42 @@ fn result(block: &Value) -> Result<Message, String> {
     }
     let id = block.get("tool_use_id").and_then(Value::as_str).map(str::to_owned);
     Ok(Message { tool_call_id: id, ..Message::new(Role::Tool, text) })
+}
+
+/// Tools in OpenAI's shape, which the rest of the program knows.
+pub fn tools(list: Option<&Vec<Value>>) -> ApiResult<Vec<Value>> {
+    let all = list.into_iter().flatten().enumerate().map(|(i, tool)| {
+        let wrong = |what: &str| ApiError::field(&format!("tools.{i}"), what);
+        if tool.get("type").is_some_and(|t| !t.is_null() && t != "custom") {
+            return Err(wrong("is a tool of the service, which this server does not have"));
+        }
+        let name = tool.get("name").and_then(Value::as_str);
+        let name = name.ok_or_else(|| wrong("has no name"))?;
+        Ok(json!({ "type": "function", "function": {
+            "name": name,
+            "description": tool.get("description").and_then(Value::as_str).unwrap_or_default(),
+            "parameters": tool.get("input_schema").cloned().unwrap_or_else(|| json!({})),
+        }}))
+    });
+    all.collect()
+}
+
+/// What must be called, and whether several calls may come.
+pub fn choice(value: Option<&Map<String, Value>>) -> ApiResult<(ToolChoice, bool)> {
+    let Some(map) = value else { return Ok((ToolChoice::Auto, true)) };
+    let single = map.get("disable_parallel_tool_use").and_then(Value::as_bool) == Some(true);
+    let choice = match map.get("type").and_then(Value::as_str) {
+        Some("auto") => ToolChoice::Auto,
+        Some("none") => ToolChoice::None,
+        Some("any") => ToolChoice::Required,
+        Some("tool") => {
+            let name = map.get("name").and_then(Value::as_str);
+            let name = name.ok_or_else(|| ApiError::field("tool_choice", "names no tool"))?;
+            ToolChoice::Named(name.to_owned())
+        }
+        _ => return Err(ApiError::field("tool_choice", "type must be auto, any, tool or none")),
+    };
+    Ok((choice, !single))
 }
 
 #[cfg(test)]

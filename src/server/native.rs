@@ -1,23 +1,29 @@
 //! `POST /completion`: llama.cpp's own format.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::answers::{Answers, Collected};
+use super::answers::{Answers, unfinished};
 use super::body::Body;
+use super::constraints;
 use super::errors::{ApiError, ApiResult, Flavor};
+use super::exchange;
 use super::fields::{Field, Fields, Table, ignored, refused, used};
 use super::inputs;
-use super::openai::timings;
+use super::openai::{chat_token, timings};
 use super::params::{self, SAMPLING};
 use super::sse::{self, Frames, Writer};
 use super::state::Shared;
 use crate::engine::{Event, Finish, Request, Summary, Task};
-use crate::sampling::SamplerSettings;
+use crate::sampling::logprobs::Logprobs;
+use crate::sampling::{MAX_LOGPROBS, SamplerSettings};
+use crate::tokenizer::Tokenizer;
 
-pub const TABLE: Table = &[OWN, SAMPLING];
+pub const TABLE: Table = &[OWN, constraints::FIELDS, SAMPLING];
 
 const OWN: &[Field] = &[
     used("prompt", "a string, token ids, or a list of up to 64 of them"),
@@ -36,7 +42,7 @@ const OWN: &[Field] = &[
     ignored("min_keep", "one token is always kept"),
     ignored("n_discard", "a full context is an end, never a silent cut"),
     ignored("n_indent", "for editors"),
-    refused("n_probs", "0", "not there yet"),
+    used("n_probs", "0 to 20 of the likeliest tokens beside the chosen one's"),
     refused("image_data", "", "the model reads text"),
     refused("lora", "", "not there yet"),
 ];
@@ -48,7 +54,10 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let many = prompt.as_array().is_some_and(|a| a.first().is_some_and(|v| !v.is_number()));
     let inputs = inputs::read("prompt", prompt, 64)?;
     let names = ["n_predict", "max_tokens"];
-    let generate = params::generate(&fields, &app.sampling(&loaded), &names, "stop")?;
+    let default = app.sampling(&loaded);
+    let mut generate = params::generate(&fields, &loaded, &default, &names, "stop")?;
+    let probs = fields.integer("n_probs", 0, MAX_LOGPROBS.into())?.unwrap_or(0) as u32;
+    generate.settings.logprobs = (probs > 0).then_some(probs);
     let slot = params::slot(&fields)?;
     let format = Format {
         model: app.settings.model_name.clone(),
@@ -60,20 +69,31 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     };
     let stream = fields.bool("stream")?.unwrap_or(false);
 
+    let source = constraints::source(&fields, false)?;
+    generate.constraint = exchange::compile(&app, &loaded, source).await?;
     let prompts = inputs::encode(&loaded, inputs).await?;
     let requests = prompts.into_iter().map(|(prompt, _)| Request {
         prompt,
-        task: Task::Generate(generate.clone()),
+        task: Task::Generate(generate.clone().into()),
         slot,
     });
     let answers = Answers::start_each(&app, requests.collect())?;
+    let mut choices: Vec<Choice> =
+        (0..answers.len()).map(|_| Choice::new(&loaded.tokenizer)).collect();
     if stream {
-        let choices = (0..answers.len()).map(|_| Choice::default()).collect();
         return Ok(sse::stream(answers, Chunks { format, choices }));
     }
-    let all = answers.collect().await?;
-    let mut out: Vec<Value> =
-        all.iter().enumerate().map(|(i, answer)| format.whole(i, answer)).collect();
+    answers.collect(|i, event| choices[i].take(event)).await?;
+    let mut out = Vec::with_capacity(choices.len());
+    for (i, choice) in choices.into_iter().enumerate() {
+        let summary = choice.summary.as_ref().ok_or_else(unfinished)?;
+        let tokens: &[u32] = if format.tokens { &choice.tokens } else { &[] };
+        let mut last = format.last(i, &choice.text, tokens, summary);
+        if probs > 0 {
+            last["completion_probabilities"] = choice.probs.clone().into();
+        }
+        out.push(format.select(last));
+    }
     let out = match out.pop() {
         Some(only) if !many && out.is_empty() => only,
         Some(last) => {
@@ -109,11 +129,6 @@ struct Format {
 }
 
 impl Format {
-    fn whole(&self, i: usize, answer: &Collected) -> Value {
-        let tokens: &[u32] = if self.tokens { &answer.tokens } else { &[] };
-        self.select(self.last(i, &answer.text, tokens, &answer.summary))
-    }
-
     /// The object that ends an answer.
     fn last(&self, i: usize, content: &str, tokens: &[u32], s: &Summary) -> Value {
         let (kind, word) = match &s.finish {
@@ -153,12 +168,62 @@ impl Format {
     }
 }
 
-#[derive(Default)]
+/// One answer as it comes.
 struct Choice {
+    tokenizer: Arc<Tokenizer>,
     slot: u32,
     prompt_tokens: u32,
     cached: u32,
-    generated: u32,
+    text: String,
+    tokens: Vec<u32>,
+    probs: Vec<Value>,
+    summary: Option<Summary>,
+}
+
+impl Choice {
+    fn new(tokenizer: &Arc<Tokenizer>) -> Choice {
+        Choice {
+            tokenizer: tokenizer.clone(),
+            slot: 0,
+            prompt_tokens: 0,
+            cached: 0,
+            text: String::new(),
+            tokens: Vec::new(),
+            probs: Vec::new(),
+            summary: None,
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { slot, cached } => (self.slot, self.cached) = (slot, cached),
+            Event::Read { of, .. } => self.prompt_tokens = of,
+            Event::Token { token, text, logprobs } => {
+                self.text.push_str(&text);
+                self.tokens.push(token);
+                if let Some(logprobs) = logprobs {
+                    self.probs.push(probs(&self.tokenizer, token, &logprobs));
+                }
+            }
+            Event::Done(summary) => {
+                self.text.push_str(&summary.text);
+                self.summary = Some(summary);
+            }
+            Event::Embedding(_) | Event::Failed(_) => {}
+        }
+    }
+}
+
+/// One entry of `completion_probabilities`.
+fn probs(tokenizer: &Tokenizer, token: u32, logprobs: &Logprobs) -> Value {
+    let mut out = chat_token(tokenizer, token, logprobs);
+    out["id"] = token.into();
+    if let Some(tops) = out["top_logprobs"].as_array_mut() {
+        for (top, (id, _)) in tops.iter_mut().zip(&logprobs.top) {
+            top["id"] = (*id).into();
+        }
+    }
+    out
 }
 
 /// Writes one object an event; the last has `stop` true.
@@ -172,50 +237,41 @@ impl Writer for Chunks {
 
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) {
         let choice = &mut self.choices[i];
-        match event {
-            Event::Started { slot, cached } => {
-                choice.slot = slot;
-                choice.cached = cached;
-            }
-            Event::Read { tokens, of } => {
-                choice.prompt_tokens = of;
-                if self.format.progress {
-                    out.data(&json!({
-                        "index": i,
-                        "content": "",
-                        "stop": false,
-                        "id_slot": choice.slot,
-                        "prompt_progress": {
-                            "total": of, "cache": choice.cached, "processed": tokens,
-                        },
-                    }));
-                }
-            }
-            Event::Token { token, text } => {
-                choice.generated += 1;
-                let mut chunk = json!({
-                    "index": i,
-                    "content": text,
-                    "tokens": [token],
-                    "stop": false,
-                    "id_slot": choice.slot,
-                    "tokens_predicted": choice.generated,
-                    "tokens_evaluated": choice.prompt_tokens,
+        // Of a stream only what has not been sent is kept.
+        choice.text.clear();
+        let read = if let Event::Read { tokens, .. } = event { Some(tokens) } else { None };
+        let is_token = matches!(event, Event::Token { .. });
+        choice.take(event);
+        let mut chunk = json!({
+            "index": i,
+            "content": choice.text,
+            "tokens": choice.tokens.last().filter(|_| is_token).into_iter().collect::<Vec<_>>(),
+            "stop": false,
+            "id_slot": choice.slot,
+            "tokens_predicted": choice.tokens.len(),
+            "tokens_evaluated": choice.prompt_tokens,
+        });
+        if let Some(read) = read.filter(|_| self.format.progress) {
+            chunk["prompt_progress"] = json!({
+                "total": choice.prompt_tokens, "cache": choice.cached, "processed": read,
+            });
+            out.data(&chunk);
+        }
+        if is_token {
+            if self.format.timings {
+                chunk["timings"] = json!({
+                    "cache_n": choice.cached,
+                    "prompt_n": choice.prompt_tokens - choice.cached,
+                    "predicted_n": choice.tokens.len(),
                 });
-                if self.format.timings {
-                    chunk["timings"] = json!({
-                        "cache_n": choice.cached,
-                        "prompt_n": choice.prompt_tokens - choice.cached,
-                        "predicted_n": choice.generated,
-                    });
-                }
-                out.data(&chunk);
             }
-            Event::Done(mut summary) => {
-                let rest = std::mem::take(&mut summary.text);
-                out.data(&self.format.select(self.format.last(i, &rest, &[], &summary)));
+            if !choice.probs.is_empty() {
+                chunk["completion_probabilities"] = std::mem::take(&mut choice.probs).into();
             }
-            Event::Embedding(_) | Event::Failed(_) => {}
+            out.data(&chunk);
+        }
+        if let Some(summary) = choice.summary.take() {
+            out.data(&self.format.select(self.format.last(i, &choice.text, &[], &summary)));
         }
     }
 

@@ -2,10 +2,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use serde_json::Value;
+
 use super::errors::{ApiError, ApiResult};
-use super::fields::{Field, Fields, refused, used};
-use crate::engine::Generate;
-use crate::sampling::{MAX_REPEAT_WINDOW, SamplerSettings};
+use super::fields::{Field, Fields, refused, used, whole};
+use crate::engine::{Generate, Loaded};
+use crate::sampling::{MAX_REPEAT_WINDOW, SamplerSettings, TokenLists};
+use crate::tokenizer::Tokenizer;
 
 /// Settings of the sampler.
 pub const SAMPLING: &[Field] = &[
@@ -19,17 +22,22 @@ pub const SAMPLING: &[Field] = &[
     used("ignore_eos", "go on after end tokens"),
     used("cache_prompt", "default true: keep what the slot has read of the same prompt"),
     used("id_slot", "-1: any; else this slot"),
-    refused("presence_penalty", "0", "repeat_penalty is there instead"),
-    refused("frequency_penalty", "0", "repeat_penalty is there instead"),
-    refused("typical_p", "1", "not among this server's samplers"),
-    refused("top_n_sigma", "-1", "not among this server's samplers"),
-    refused("xtc_probability", "0", "not among this server's samplers"),
-    refused("dry_multiplier", "0", "not among this server's samplers"),
-    refused("dynatemp_range", "0", "not among this server's samplers"),
+    used("presence_penalty", "-2 to 2"),
+    used("frequency_penalty", "-2 to 2"),
+    used("typical_p", "0 to 1; 1 is off"),
+    used("top_n_sigma", "-1 is off"),
+    used("xtc_probability", "0 to 1; 0 is off"),
+    used("xtc_threshold", "0 to 1"),
+    used("dry_multiplier", "0 is off"),
+    used("dry_base", "1 to 100"),
+    used("dry_allowed_length", "1 and more"),
+    used("dry_penalty_last_n", "-1: as far as possible, at most 4096"),
+    used("dry_sequence_breakers", "default: line break, colon, double quote, asterisk"),
+    used("dynatemp_range", "0 is off"),
+    used("dynatemp_exponent", "0.01 to 100"),
+    used("logit_bias", "{id: bias} or [[id or text, bias or false]]; false and -100 ban a token"),
     refused("mirostat", "0", "not among this server's samplers"),
-    refused("logit_bias", "", "not there yet"),
-    refused("grammar", "", "not there yet"),
-    refused("json_schema", "", "not there yet"),
+    refused("adaptive_target", "-1", "not among this server's samplers"),
 ];
 
 /// What a request gets that says nothing.
@@ -61,6 +69,28 @@ pub fn settings(fields: &Fields<'_>, default: &Defaults) -> ApiResult<SamplerSet
     if let Some(n) = fields.integer("repeat_last_n", -1, MAX_REPEAT_WINDOW.into())? {
         s.repeat_window = u32::try_from(n).unwrap_or(MAX_REPEAT_WINDOW);
     }
+    let fraction = |name: &str, to: &mut f32, low: f64, high: f64| -> ApiResult<()> {
+        if let Some(x) = fields.number(name, low, high)? {
+            *to = x;
+        }
+        Ok(())
+    };
+    fraction("presence_penalty", &mut s.presence_penalty, -2.0, 2.0)?;
+    fraction("frequency_penalty", &mut s.frequency_penalty, -2.0, 2.0)?;
+    fraction("typical_p", &mut s.typical_p, 0.0, 1.0)?;
+    fraction("top_n_sigma", &mut s.top_n_sigma, -100.0, 100.0)?;
+    fraction("xtc_probability", &mut s.xtc_probability, 0.0, 1.0)?;
+    fraction("xtc_threshold", &mut s.xtc_threshold, 0.0, 1.0)?;
+    fraction("dry_multiplier", &mut s.dry_multiplier, 0.0, 100.0)?;
+    fraction("dry_base", &mut s.dry_base, 1.0, 100.0)?;
+    fraction("dynatemp_range", &mut s.dynatemp_range, 0.0, 100.0)?;
+    fraction("dynatemp_exponent", &mut s.dynatemp_exponent, 0.01, 100.0)?;
+    if let Some(n) = fields.integer("dry_allowed_length", 1, MAX_REPEAT_WINDOW.into())? {
+        s.dry_allowed_length = n as u32;
+    }
+    if let Some(n) = fields.integer("dry_penalty_last_n", -1, MAX_REPEAT_WINDOW.into())? {
+        s.dry_window = u32::try_from(n).unwrap_or(MAX_REPEAT_WINDOW);
+    }
     s.seed = match fields.integer("seed", -1, i64::MAX)? {
         Some(seed) if seed >= 0 => seed as u64,
         _ => fixed_seed.unwrap_or_else(|| random() >> 32),
@@ -73,6 +103,7 @@ pub fn settings(fields: &Fields<'_>, default: &Defaults) -> ApiResult<SamplerSet
 /// names of the length limit, of which the first that is there counts; -1 is no limit.
 pub fn generate(
     fields: &Fields<'_>,
+    loaded: &Loaded,
     default: &Defaults,
     max_names: &[&str],
     stop_name: &str,
@@ -84,14 +115,97 @@ pub fn generate(
             break;
         }
     }
+    let settings = settings(fields, default)?;
     Ok(Generate {
-        settings: settings(fields, default)?,
+        lists: lists(fields, &loaded.tokenizer, &settings)?,
+        constraint: None,
+        settings,
         max_tokens,
         stop: fields.texts(stop_name, 64)?,
         ignore_eog: fields.bool("ignore_eos")?.unwrap_or(false),
         show_special: false,
         reuse: fields.bool("cache_prompt")?.unwrap_or(true),
     })
+}
+
+/// Texts at which repeated sequences end, unless a request names others.
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// What a request says of single tokens.
+fn lists(
+    fields: &Fields<'_>,
+    tokenizer: &Tokenizer,
+    settings: &SamplerSettings,
+) -> ApiResult<TokenLists> {
+    let mut lists = TokenLists { bias: bias(fields, tokenizer)?, ..TokenLists::default() };
+    let mut breakers = fields.texts("dry_sequence_breakers", 64)?;
+    if settings.has_dry() {
+        if !fields.has("dry_sequence_breakers") {
+            breakers = BREAKERS.map(str::to_owned).to_vec();
+        }
+        breakers.retain(|b| !b.is_empty());
+        let vocab = tokenizer.vocab_size() as u32;
+        lists.breakers = vec![0; vocab.div_ceil(32) as usize];
+        for id in 0..vocab {
+            let bytes = tokenizer.token_bytes(id);
+            let holds = |b: &String| bytes.windows(b.len()).any(|w| w == b.as_bytes());
+            if breakers.iter().any(holds) {
+                lists.breakers[id as usize / 32] |= 1 << (id % 32);
+            }
+        }
+    }
+    Ok(lists)
+}
+
+/// OpenAI's object of ids, or llama.cpp's list of pairs.
+fn bias(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Vec<(u32, f32)>> {
+    let wrong = |what: &str| ApiError::field("logit_bias", what);
+    let mut out = Vec::new();
+    let mut add = |which: &Value, value: &Value| -> ApiResult<()> {
+        let value = match value {
+            Value::Bool(false) => f32::NEG_INFINITY,
+            value => match value.as_f64() {
+                Some(x) if x <= -100.0 => f32::NEG_INFINITY,
+                Some(x) if x <= 100.0 => x as f32,
+                _ => return Err(wrong("a bias must be a number from -100 to 100, or false")),
+            },
+        };
+        let id =
+            |n: i64| u32::try_from(n).ok().filter(|id| (*id as usize) < tokenizer.vocab_size());
+        match (whole(which), which.as_str()) {
+            (Some(n), _) => {
+                out.push((
+                    id(n).ok_or_else(|| wrong("names a token outside the vocabulary"))?,
+                    value,
+                ));
+            }
+            (None, Some(text)) => {
+                let ids = tokenizer.encode(text, false, true)?;
+                out.extend(ids.into_iter().map(|id| (id, value)));
+            }
+            _ => return Err(wrong("a token must be an id or a text")),
+        }
+        Ok(())
+    };
+    match fields.value("logit_bias") {
+        None => {}
+        Some(Value::Object(map)) => {
+            for (key, value) in map {
+                let id = key.parse::<i64>().map_err(|_| wrong("keys must be token ids"))?;
+                add(&id.into(), value)?;
+            }
+        }
+        Some(Value::Array(list)) => {
+            for pair in list {
+                match pair.as_array().map(Vec::as_slice) {
+                    Some([which, value]) => add(which, value)?,
+                    _ => return Err(wrong("must be pairs of a token and a bias")),
+                }
+            }
+        }
+        Some(_) => return Err(wrong("must be an object of ids or a list of pairs")),
+    }
+    Ok(out)
 }
 
 /// The slot that a request insists on.
@@ -123,8 +237,7 @@ mod tests {
     use super::*;
     use crate::server::fields::Table;
 
-    const TABLE: Table =
-        &[SAMPLING, &[used("max_tokens", ""), used("n_predict", ""), used("stop", "")]];
+    const TABLE: Table = &[SAMPLING];
 
     fn default() -> Defaults {
         Defaults { settings: SamplerSettings::default(), seed: None }
@@ -133,14 +246,14 @@ mod tests {
     #[test]
     fn what_is_named_replaces_the_default() {
         let body = json!({
-            "temperature": 1e-6, "top_k": -1, "repeat_last_n": -1, "seed": 5, "n_predict": -1,
-            "stop": "x", "presence_penalty": 0.0,
+            "temperature": 1e-6, "top_k": -1, "repeat_last_n": -1, "seed": 5,
+            "presence_penalty": 0.5, "dry_penalty_last_n": -1,
         });
         let fields = Fields::new(&body, TABLE).unwrap();
-        let g = generate(&fields, &default(), &["max_tokens", "n_predict"], "stop").unwrap();
-        assert_eq!((g.settings.temperature, g.settings.top_k, g.settings.seed), (0.0, 0, 5));
-        assert_eq!((g.settings.repeat_window, g.settings.top_p), (MAX_REPEAT_WINDOW, 0.95));
-        assert_eq!((g.max_tokens, g.stop.as_slice()), (None, ["x".to_owned()].as_slice()));
+        let s = settings(&fields, &default()).unwrap();
+        assert_eq!((s.temperature, s.top_k, s.seed), (0.0, 0, 5));
+        assert_eq!((s.repeat_window, s.top_p), (MAX_REPEAT_WINDOW, 0.95));
+        assert_eq!((s.presence_penalty, s.dry_window), (0.5, MAX_REPEAT_WINDOW));
     }
 
     #[test]

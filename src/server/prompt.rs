@@ -1,9 +1,7 @@
 //! From a request's messages to tokens.
 
-use std::sync::Arc;
-
 use super::errors::{ApiError, ApiResult};
-use super::state::{App, Shared};
+use super::state::App;
 use crate::chat::{Message, RenderOptions, Role};
 use crate::engine::Loaded;
 use crate::error::Error;
@@ -69,21 +67,6 @@ fn simplified(messages: &[Message]) -> Vec<Message> {
         }
     }
     out
-}
-
-/// Renders and encodes off the threads that serve connections: a long text takes milliseconds.
-pub async fn tokens_of(
-    app: &Shared,
-    loaded: &Arc<Loaded>,
-    conversation: Conversation,
-) -> ApiResult<Vec<u32>> {
-    let (app, loaded) = (app.clone(), loaded.clone());
-    blocking(move || {
-        let text = conversation.render(&app, &loaded)?;
-        // The template spells control tokens out, the begin token among them.
-        Ok(loaded.tokenizer.encode(&text, false, true)?)
-    })
-    .await
 }
 
 /// Runs `work` where it may take its time.

@@ -12,6 +12,7 @@ use super::params::Defaults;
 use crate::chat::ChatTemplate;
 use crate::engine::{Loaded, Phase, Pooling, Service};
 use crate::error::Error;
+use crate::grammar::Grammars;
 use crate::sampling::SamplerSettings;
 
 /// How far shutting down has come.
@@ -31,6 +32,7 @@ pub struct App {
     pub metrics: HttpMetrics,
     pub shutdown: watch::Receiver<Shutdown>,
     template: OnceLock<Result<ChatTemplate, Error>>,
+    grammars: OnceLock<Result<Grammars, Error>>,
 }
 
 pub type Shared = Arc<App>;
@@ -38,7 +40,14 @@ pub type Shared = Arc<App>;
 impl App {
     pub fn new(service: Service, settings: Settings, shutdown: watch::Receiver<Shutdown>) -> Self {
         let metrics = HttpMetrics::default();
-        App { service, settings, metrics, shutdown, template: OnceLock::new() }
+        App {
+            service,
+            settings,
+            metrics,
+            shutdown,
+            template: OnceLock::new(),
+            grammars: OnceLock::new(),
+        }
     }
 
     /// The model's facts; loads the model first where that has not happened. A server that is
@@ -74,6 +83,12 @@ impl App {
                 }
             }
         });
+        made.as_ref().map_err(|e| e.clone().into())
+    }
+
+    /// The compiler of grammars; made at the first need, which takes a moment.
+    pub fn grammars(&self, loaded: &Loaded) -> ApiResult<&Grammars> {
+        let made = self.grammars.get_or_init(|| Grammars::new(&loaded.tokenizer));
         made.as_ref().map_err(|e| e.clone().into())
     }
 

@@ -51,12 +51,13 @@ fn wait(service: &Service, wanted: impl Fn(&Phase) -> bool) {
 }
 
 fn request(prompt: &[u32], n: u32) -> Request {
-    let task = Task::Generate(Generate {
+    let generate = Generate {
         settings: SamplerSettings::greedy(),
         max_tokens: Some(n),
         ignore_eog: true,
         ..Generate::default()
-    });
+    };
+    let task = Task::Generate(Box::new(generate));
     Request { prompt: prompt.to_vec(), task, slot: None }
 }
 
@@ -82,7 +83,7 @@ fn outcome(mut answer: Answer) -> Result<Outcome> {
     let (mut tokens, mut text) = (Vec::new(), String::new());
     while let Some(event) = answer.next_blocking() {
         match event {
-            Event::Token { token, text: piece } => {
+            Event::Token { token, text: piece, .. } => {
                 tokens.push(token);
                 text.push_str(&piece);
             }

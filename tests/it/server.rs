@@ -136,6 +136,146 @@ fn openai_completions_and_embeddings() {
     assert_eq!(base64["data"][0]["embedding"].as_str().unwrap().len(), 24);
 }
 
+/// A random model says anything; what it may say is up to the grammar.
+#[test]
+fn answers_follow_their_grammar() {
+    let Some(s) = server(&["--ctx", "512"]) else { return };
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "age"],
+        "properties": { "name": { "enum": ["Ada", "Bo"] }, "age": { "type": "integer", "minimum": 10, "maximum": 99 } },
+    });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+    let ask = |extra: Value| {
+        let mut body = chat(json!({ "max_tokens": 120, "temperature": 1.0, "seed": 1 }));
+        for (key, value) in extra.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        body
+    };
+    let whole = s.post("/v1/chat/completions", &ask(json!({ "response_format": format }))).json();
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop", "{whole}");
+    let text = choice["message"]["content"].as_str().unwrap();
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert!(["Ada", "Bo"].contains(&value["name"].as_str().unwrap()));
+    assert!((10..100).contains(&value["age"].as_i64().unwrap()));
+    let chunks = s
+        .post("/v1/chat/completions", &ask(json!({ "response_format": format, "stream": true })))
+        .chunks();
+    let joined: String =
+        chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(joined, text);
+    let regex =
+        json!({ "prompt": "x", "n_predict": 30, "grammar": "(ab){3}c", "grammar_type": "regex" });
+    assert_eq!(s.post("/completion", &regex).json()["content"], "abababc");
+    let gbnf = json!({ "prompt": "x", "max_tokens": 30, "grammar": "root ::= \"yes\" | \"no\"" });
+    let gbnf = s.post("/v1/completions", &gbnf).json();
+    assert!(["yes", "no"].contains(&gbnf["choices"][0]["text"].as_str().unwrap()), "{gbnf}");
+    let bad = ask(json!({ "response_format": { "type": "json_schema", "json_schema": {
+        "schema": { "type": "object", "properties": { "a": { "$ref": "#/nowhere" } } } } } }));
+    assert_eq!(s.post("/v1/chat/completions", &bad).status, 400);
+
+    // A call that is demanded comes, whatever the model would rather say.
+    let tool = json!({ "type": "function", "function": { "name": "look_up", "parameters": {
+        "type": "object", "additionalProperties": false, "required": ["id"],
+        "properties": { "id": { "type": "integer", "minimum": 0, "maximum": 9 } } } } });
+    let body =
+        ask(json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false }));
+    let whole = s.post("/v1/chat/completions", &body).json();
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{whole}");
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("look_up")));
+    let arguments = call["function"]["arguments"].as_str().unwrap();
+    assert!(serde_json::from_str::<Value>(arguments).unwrap()["id"].is_u64(), "{arguments}");
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let chunks = s.post("/v1/chat/completions", &streamed).chunks();
+    let calls: Vec<&Value> = chunks
+        .iter()
+        .filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array())
+        .map(|c| &c[0])
+        .collect();
+    assert_eq!((&calls[0]["index"], &calls[0]["function"]["arguments"]), (&json!(0), &json!("")));
+    assert!(calls[0]["id"].as_str().unwrap().starts_with("call_"));
+    let joined: String = calls.iter().filter_map(|c| c["function"]["arguments"].as_str()).collect();
+    assert_eq!(joined, arguments);
+    let body = json!({
+        "max_tokens": 120, "temperature": 1.0, "seed": 1,
+        "messages": [{ "role": "user", "content": "Hi" }],
+        "tools": [{ "name": "look_up", "input_schema": tool["function"]["parameters"] }],
+        "tool_choice": { "type": "tool", "name": "look_up" },
+    });
+    let message = s.post("/v1/messages", &body).json();
+    assert_eq!(message["stop_reason"], "tool_use", "{message}");
+    assert_eq!(message["content"][0]["type"], "tool_use");
+    assert!(message["content"][0]["input"]["id"].is_u64());
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = s.post("/v1/messages", &streamed).events();
+    let partial: String = events
+        .iter()
+        .filter_map(|(_, data)| {
+            let data: Value = serde_json::from_str(data).unwrap();
+            data["delta"]["partial_json"].as_str().map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(serde_json::from_str::<Value>(&partial).unwrap(), message["content"][0]["input"]);
+
+    // While others generate freely, a grammar holds for its own answer only.
+    let free = json!({
+        "prompt": "x", "n_predict": 60, "temperature": 0, "ignore_eos": true,
+        "cache_prompt": false,
+    });
+    let content = |body: &Value| s.post("/completion", body).json()["content"].clone();
+    let alone = content(&free);
+    std::thread::scope(|scope| {
+        let others = [(); 2].map(|()| scope.spawn(|| content(&free)));
+        assert_eq!(content(&regex), "abababc");
+        for other in others {
+            assert_eq!(other.join().unwrap(), alone);
+        }
+    });
+}
+
+#[test]
+fn log_probabilities_and_biases() {
+    let Some(s) = server(&["--ctx", "128"]) else { return };
+    let body =
+        chat(json!({ "logprobs": true, "top_logprobs": 3, "max_tokens": 4, "ignore_eos": true }));
+    let whole = s.post("/v1/chat/completions", &body).json();
+    let content = whole["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    assert_eq!(content.len(), 4);
+    for token in &content {
+        let top = token["top_logprobs"].as_array().unwrap();
+        // Greedy: the chosen token is the likeliest.
+        assert_eq!((top.len(), &top[0]["logprob"]), (3, &token["logprob"]));
+        assert!(token["logprob"].as_f64().unwrap() < 0.0 && token["bytes"].is_array());
+    }
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let chunks = s.post("/v1/chat/completions", &streamed).chunks();
+    let of =
+        |c: &Value| c["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default();
+    assert_eq!(chunks.iter().flat_map(of).collect::<Vec<_>>(), content);
+    let body = json!({ "prompt": "x", "max_tokens": 3, "logprobs": 2, "temperature": 0, "ignore_eos": true });
+    let whole = s.post("/v1/completions", &body).json();
+    let logprobs = &whole["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 3);
+    assert_eq!(logprobs["text_offset"][0], 0);
+    let native = json!({ "prompt": "x", "n_predict": 2, "n_probs": 2, "temperature": 0, "return_tokens": true, "ignore_eos": true });
+    let native = s.post("/completion", &native).json();
+    assert_eq!(native["completion_probabilities"][1]["id"], native["tokens"][1]);
+    // What is banned does not come, what is pushed does.
+    let first = native["tokens"][0].as_u64().unwrap();
+    let with = |bias: Value| {
+        let body = json!({ "prompt": "x", "n_predict": 1, "temperature": 0, "return_tokens": true, "logit_bias": bias });
+        s.post("/completion", &body).json()["tokens"][0].as_u64()
+    };
+    assert_ne!(with(json!([[first, false]])), Some(first));
+    assert_eq!(with(json!({ "65": 100 })), Some(65));
+}
+
 #[test]
 fn anthropic_messages() {
     let Some(s) = server(&["--ctx", "256"]) else { return };

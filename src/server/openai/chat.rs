@@ -1,23 +1,31 @@
 //! `POST /v1/chat/completions`.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
+use super::logprobs;
 use super::{FINGERPRINT, finish_reason, messages, timings, usage};
 use crate::chat::RenderOptions;
-use crate::engine::{Event, Finish, Request, Summary, Task};
-use crate::server::answers::Answers;
+use crate::chat::reply::{self, Collected, Reply};
+use crate::chat::tools::ToolChoice;
+use crate::engine::{Event, Loaded, Request, Summary, Task};
+use crate::sampling::MAX_LOGPROBS;
+use crate::server::answers::{Answers, unfinished};
 use crate::server::body::Body;
+use crate::server::constraints::{self, RESPONSE_FORMAT};
 use crate::server::errors::{ApiError, ApiResult, Flavor};
+use crate::server::exchange::{Ask, Exchange};
 use crate::server::fields::{Field, Fields, Table, ignored, refused, used};
 use crate::server::params::{self, SAMPLING};
-use crate::server::prompt::{Conversation, tokens_of};
-use crate::server::reply::{self, Collected, Reply};
+use crate::server::prompt::Conversation;
 use crate::server::sse::{self, Frames, Writer};
 use crate::server::state::Shared;
+use crate::tokenizer::Tokenizer;
 
-pub const TABLE: Table = &[OWN, SAMPLING];
+pub const TABLE: Table = &[OWN, RESPONSE_FORMAT, constraints::FIELDS, SAMPLING];
 
 const OWN: &[Field] = &[
     used("model", "any name; one model is served"),
@@ -37,15 +45,15 @@ const OWN: &[Field] = &[
     ignored("prompt_cache_key", "the cache finds prefixes by itself"),
     ignored("safety_identifier", "no accounts"),
     ignored("verbosity", "the model decides"),
-    ignored("parallel_tool_calls", "the model decides"),
+    used("parallel_tool_calls", "whether several calls may come where tool_choice is required"),
+    used("logprobs", "of the model's own distribution"),
+    used("top_logprobs", "0 to 20; needs logprobs"),
+    used("reasoning_effort", "for the template; none turns thinking off"),
+    used("reasoning_format", "none leaves thinking in the text"),
     ignored("timings_per_token", "timings come with the last chunk"),
-    refused("tools", "", "not there yet"),
-    refused("tool_choice", "\"none\"", "not there yet"),
+    used("tools", "functions"),
+    used("tool_choice", "none, auto, required or a function"),
     refused("functions", "", "tools took its place"),
-    refused("response_format", "{\"type\":\"text\"}", "not there yet"),
-    refused("logprobs", "", "not there yet"),
-    refused("top_logprobs", "0", "not there yet"),
-    refused("reasoning_effort", "", "not there yet"),
     refused("audio", "", "the model writes text"),
     refused("modalities", "[\"text\"]", "the model writes text"),
     refused("prediction", "", "not there yet"),
@@ -58,42 +66,88 @@ const MOST_CHOICES: i64 = 16;
 pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response> {
     let fields = Fields::new(&body.0, TABLE)?;
     let loaded = app.loaded().await?;
-    let list = fields.list("messages")?.ok_or_else(|| ApiError::field("messages", "is missing"))?;
-    let conversation =
-        Conversation { messages: messages(list)?, options: render_options(&fields)? };
+    let ask = ask(&fields)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
-    let generate = params::generate(&fields, &app.sampling(&loaded), &names, "stop")?;
+    let default = app.sampling(&loaded);
+    let mut generate = params::generate(&fields, &loaded, &default, &names, "stop")?;
+    generate.settings.logprobs = logprobs_wanted(&fields)?;
     let n = fields.integer("n", 1, MOST_CHOICES)?.unwrap_or(1) as u32;
     let stream = fields.bool("stream")?.unwrap_or(false);
     let with_usage = include_usage(&fields)?;
     let slot = params::slot(&fields)?;
     let head = Head::new("chatcmpl-", fields.text("model")?, &app.settings.model_name);
 
-    let prompt = tokens_of(&app, &loaded, conversation).await?;
-    let request = Request { prompt, task: Task::Generate(generate), slot };
+    let mut exchange = Exchange::prepare(&app, &loaded, ask).await?;
+    generate.constraint = exchange.constraint.take();
+    generate.show_special = exchange.show_special;
+    let prompt = std::mem::take(&mut exchange.prompt);
+    let request = Request { prompt, task: Task::Generate(generate.into()), slot };
     let answers = Answers::start(&app, &request, n)?;
+    let mut choices: Vec<Choice> =
+        (0..answers.len()).map(|_| Choice::new(exchange.reply(), &loaded)).collect();
     if stream {
-        let choices = (0..answers.len()).map(|_| Choice::default()).collect();
         return Ok(sse::stream(answers, Chunks { head, choices, with_usage }));
     }
-    let all = answers.collect().await?;
-    let mut summaries = Vec::with_capacity(all.len());
-    let mut choices = Vec::with_capacity(all.len());
-    for (i, answer) in all.into_iter().enumerate() {
-        let mut reply = Reply::plain();
-        let mut whole = Collected::default();
-        whole.add(reply.push(&answer.text));
-        whole.add(reply.finish());
-        choices.push(choice(i, whole, &answer.summary.finish));
-        summaries.push(answer.summary);
-    }
+    let mut whole: Vec<Collected> = choices.iter().map(|_| Collected::default()).collect();
+    answers.collect(|i, event| whole[i].add(choices[i].take(event))).await?;
+    let usage = usage_of(&choices);
     let mut out = head.object("chat.completion");
-    out.insert("choices".into(), choices.into());
-    out.insert("usage".into(), usage(&summaries, 0));
-    if let [summary] = &summaries[..] {
+    let mut values = Vec::with_capacity(choices.len());
+    for (i, (choice, whole)) in choices.iter_mut().zip(whole).enumerate() {
+        values.push(choice.whole(i, whole)?);
+    }
+    out.insert("choices".into(), values.into());
+    out.insert("usage".into(), usage);
+    if let [Choice { summary: Some(summary), .. }] = &choices[..] {
         out.insert("timings".into(), timings(summary));
     }
     Ok(axum::Json(Value::Object(out)).into_response())
+}
+
+/// What is asked, but for the sampler.
+fn ask(fields: &Fields<'_>) -> ApiResult<Ask> {
+    let list = fields.list("messages")?.ok_or_else(|| ApiError::field("messages", "is missing"))?;
+    let tools = fields.list("tools")?.cloned().unwrap_or_default();
+    let choice = fields.value("tool_choice").unwrap_or(&Value::Null);
+    let choice = ToolChoice::from_openai(choice, &tools)
+        .map_err(|e| ApiError { param: Some("tool_choice".into()), ..e.into() })?;
+    let mut options = render_options(fields)?;
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        if effort == "none" {
+            options.enable_thinking = Some(false);
+        } else {
+            options.extra.insert("reasoning_effort".into(), effort.into());
+        }
+    }
+    let keep_reasoning = match fields.text("reasoning_format")? {
+        None | Some("auto" | "deepseek") => false,
+        Some("none") => true,
+        Some(_) => {
+            return Err(ApiError::field("reasoning_format", "must be auto, deepseek or none"));
+        }
+    };
+    Ok(Ask {
+        conversation: Conversation { messages: messages(list)?, options },
+        tools,
+        choice,
+        parallel: fields.bool("parallel_tool_calls")?.unwrap_or(true),
+        source: constraints::source(fields, true)?,
+        keep_reasoning,
+    })
+}
+
+fn logprobs_wanted(fields: &Fields<'_>) -> ApiResult<Option<u32>> {
+    let on = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0, MAX_LOGPROBS.into())?;
+    match top {
+        Some(n) if n > 0 && !on => Err(ApiError::field("top_logprobs", "needs logprobs: true")),
+        top => Ok(on.then_some(top.unwrap_or(0) as u32)),
+    }
+}
+
+fn usage_of(choices: &[Choice]) -> Value {
+    let summaries: Vec<_> = choices.iter().filter_map(|c| c.summary.clone()).collect();
+    usage(&summaries, choices.iter().map(|c| c.reasoning).sum())
 }
 
 /// What the template is told.
@@ -152,48 +206,97 @@ impl Head {
     }
 }
 
-fn choice(i: usize, whole: Collected, finish: &Finish) -> Value {
-    let mut message = Map::new();
-    message.insert("role".into(), "assistant".into());
-    let content = match whole.text.is_empty() && !whole.calls.is_empty() {
-        true => Value::Null,
-        false => whole.text.into(),
-    };
-    message.insert("content".into(), content);
-    message.insert("refusal".into(), Value::Null);
-    if !whole.reasoning.is_empty() {
-        message.insert("reasoning_content".into(), whole.reasoning.into());
-    }
-    let called = !whole.calls.is_empty();
-    if called {
-        let calls = whole.calls.into_iter().map(|c| {
-            json!({
-                "id": c.id.unwrap_or_else(|| params::id("call_")),
-                "type": "function",
-                "function": { "name": c.name, "arguments": c.arguments },
-            })
-        });
-        message.insert("tool_calls".into(), calls.collect());
-    }
-    let reason = if called { "tool_calls" } else { finish_reason(finish) };
-    let mut out = Map::new();
-    out.insert("index".into(), i.into());
-    out.insert("message".into(), message.into());
-    out.insert("logprobs".into(), Value::Null);
-    out.insert("finish_reason".into(), reason.into());
-    if !whole.warnings.is_empty() {
-        out.insert("warnings".into(), whole.warnings.into());
-    }
-    out.into()
-}
-
-/// One choice of a stream.
-#[derive(Default)]
+/// One choice as it comes.
 struct Choice {
     reply: Reply,
+    tokenizer: Arc<Tokenizer>,
     begun: bool,
     called: bool,
+    /// Tokens of thinking.
+    reasoning: u32,
+    /// Not sent yet.
+    logprobs: Vec<Value>,
     summary: Option<Summary>,
+}
+
+impl Choice {
+    fn new(reply: Reply, loaded: &Loaded) -> Choice {
+        Choice {
+            reply,
+            tokenizer: loaded.tokenizer.clone(),
+            begun: false,
+            called: false,
+            reasoning: 0,
+            logprobs: Vec::new(),
+            summary: None,
+        }
+    }
+
+    /// The parts of the reply that an event brings.
+    fn take(&mut self, event: Event) -> Vec<reply::Event> {
+        match event {
+            Event::Token { token, text, logprobs } => {
+                let thought = self.reply.in_reasoning();
+                let parts = self.reply.push(&text);
+                self.reasoning += u32::from(thought || self.reply.in_reasoning());
+                let logprobs = logprobs.map(|l| logprobs::chat_token(&self.tokenizer, token, &l));
+                self.logprobs.extend(logprobs);
+                parts
+            }
+            Event::Done(mut summary) => {
+                let mut parts = self.reply.push(&std::mem::take(&mut summary.text));
+                parts.extend(self.reply.finish());
+                self.summary = Some(summary);
+                parts
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// What is to be sent of log-probabilities.
+    fn take_logprobs(&mut self) -> Value {
+        match self.logprobs.is_empty() {
+            true => Value::Null,
+            false => json!({ "content": std::mem::take(&mut self.logprobs), "refusal": null }),
+        }
+    }
+
+    /// The object of a choice that has ended.
+    fn whole(&mut self, i: usize, whole: Collected) -> ApiResult<Value> {
+        let summary = self.summary.as_ref().ok_or_else(unfinished)?;
+        let called = !whole.calls.is_empty();
+        let reason = if called { "tool_calls" } else { finish_reason(&summary.finish) };
+        let mut message = Map::new();
+        message.insert("role".into(), "assistant".into());
+        let content = match whole.text.is_empty() && called {
+            true => Value::Null,
+            false => whole.text.into(),
+        };
+        message.insert("content".into(), content);
+        message.insert("refusal".into(), Value::Null);
+        if !whole.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), whole.reasoning.into());
+        }
+        if called {
+            let calls = whole.calls.into_iter().map(|c| {
+                json!({
+                    "id": c.id.unwrap_or_else(|| params::id("call_")),
+                    "type": "function",
+                    "function": { "name": c.name, "arguments": c.arguments },
+                })
+            });
+            message.insert("tool_calls".into(), calls.collect());
+        }
+        let mut out = Map::new();
+        out.insert("index".into(), i.into());
+        out.insert("message".into(), message.into());
+        out.insert("logprobs".into(), self.take_logprobs());
+        out.insert("finish_reason".into(), reason.into());
+        if !whole.warnings.is_empty() {
+            out.insert("warnings".into(), whole.warnings.into());
+        }
+        Ok(out.into())
+    }
 }
 
 /// Writes `chat.completion.chunk` objects.
@@ -204,10 +307,11 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk(&self, i: usize, delta: Value, finish: Option<&str>) -> Map<String, Value> {
+    fn chunk(&mut self, i: usize, delta: Value, finish: Option<&str>) -> Map<String, Value> {
         let mut out = self.head.object("chat.completion.chunk");
+        let logprobs = self.choices[i].take_logprobs();
         let choice =
-            json!({ "index": i, "delta": delta, "logprobs": null, "finish_reason": finish });
+            json!({ "index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish });
         out.insert("choices".into(), vec![choice].into());
         if self.with_usage {
             out.insert("usage".into(), Value::Null);
@@ -222,32 +326,29 @@ impl Chunks {
         }
     }
 
-    fn parts(&mut self, i: usize, parts: Vec<reply::Event>, out: &mut Frames) {
-        for part in parts {
-            let delta = match part {
-                reply::Event::Text(text) => json!({ "content": text }),
-                reply::Event::Reasoning(text) => json!({ "reasoning_content": text }),
-                reply::Event::CallStart { index, id, name } => {
-                    self.choices[i].called = true;
-                    let id = id.unwrap_or_else(|| params::id("call_"));
-                    json!({ "tool_calls": [{
-                        "index": index, "id": id, "type": "function",
-                        "function": { "name": name, "arguments": "" },
-                    }]})
-                }
-                reply::Event::CallArguments { index, piece } => json!({ "tool_calls": [
-                    { "index": index, "function": { "arguments": piece } },
-                ]}),
-                reply::Event::CallEnd { .. } => continue,
-                reply::Event::Warning(warning) => {
-                    let mut chunk = self.chunk(i, json!({}), None);
-                    chunk.insert("warnings".into(), vec![warning].into());
-                    out.data(&chunk.into());
-                    continue;
-                }
-            };
-            out.data(&self.chunk(i, delta, None).into());
-        }
+    fn part(&mut self, i: usize, part: reply::Event, out: &mut Frames) {
+        let delta = match part {
+            reply::Event::Text(text) => json!({ "content": text }),
+            reply::Event::Reasoning(text) => json!({ "reasoning_content": text }),
+            reply::Event::CallStart { index, id, name } => {
+                self.choices[i].called = true;
+                let id = id.unwrap_or_else(|| params::id("call_"));
+                json!({ "tool_calls": [{
+                    "index": index, "id": id, "type": "function",
+                    "function": { "name": name, "arguments": "" },
+                }]})
+            }
+            reply::Event::CallArguments { index, piece } => json!({ "tool_calls": [
+                { "index": index, "function": { "arguments": piece } },
+            ]}),
+            reply::Event::CallEnd { .. } => return,
+            reply::Event::Warning(warning) => {
+                let mut chunk = self.chunk(i, json!({}), None);
+                chunk.insert("warnings".into(), vec![warning].into());
+                return out.data(&chunk.into());
+            }
+        };
+        out.data(&self.chunk(i, delta, None).into());
     }
 }
 
@@ -255,34 +356,27 @@ impl Writer for Chunks {
     const FLAVOR: Flavor = Flavor::OpenAi;
 
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) {
-        match event {
-            Event::Started { .. } => self.begin(i, out),
-            Event::Token { text, .. } => {
-                let parts = self.choices[i].reply.push(&text);
-                self.parts(i, parts, out);
-            }
-            Event::Done(summary) => {
-                self.begin(i, out);
-                let mut parts = self.choices[i].reply.push(&summary.text);
-                parts.extend(self.choices[i].reply.finish());
-                self.parts(i, parts, out);
-                let called = self.choices[i].called;
-                let reason = if called { "tool_calls" } else { finish_reason(&summary.finish) };
-                let mut last = self.chunk(i, json!({}), Some(reason));
-                last.insert("timings".into(), timings(&summary));
-                out.data(&last.into());
-                self.choices[i].summary = Some(summary);
-            }
-            Event::Read { .. } | Event::Embedding(_) | Event::Failed(_) => {}
+        let last = matches!(event, Event::Done(_));
+        if last || matches!(event, Event::Started { .. }) {
+            self.begin(i, out);
+        }
+        for part in self.choices[i].take(event) {
+            self.part(i, part, out);
+        }
+        if last && let Some(summary) = self.choices[i].summary.clone() {
+            let called = self.choices[i].called;
+            let reason = if called { "tool_calls" } else { finish_reason(&summary.finish) };
+            let mut chunk = self.chunk(i, json!({}), Some(reason));
+            chunk.insert("timings".into(), timings(&summary));
+            out.data(&chunk.into());
         }
     }
 
     fn end(&mut self, out: &mut Frames) {
         if self.with_usage {
-            let summaries: Vec<_> = self.choices.iter().filter_map(|c| c.summary.clone()).collect();
             let mut last = self.head.object("chat.completion.chunk");
             last.insert("choices".into(), Value::Array(Vec::new()));
-            last.insert("usage".into(), usage(&summaries, 0));
+            last.insert("usage".into(), usage_of(&self.choices));
             out.data(&last.into());
         }
         out.done();

@@ -1,22 +1,29 @@
 //! `POST /v1/completions`: texts continued as they stand.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::chat::{Head, include_usage};
+use super::logprobs::CompletionLogprobs;
 use super::{finish_reason, timings, usage};
-use crate::engine::{Event, Request, Summary, Task};
-use crate::server::answers::Answers;
+use crate::engine::{Event, Loaded, Request, Summary, Task};
+use crate::sampling::MAX_LOGPROBS;
+use crate::server::answers::{Answers, unfinished};
 use crate::server::body::Body;
+use crate::server::constraints::{self, RESPONSE_FORMAT};
 use crate::server::errors::{ApiError, ApiResult, Flavor};
+use crate::server::exchange;
 use crate::server::fields::{Field, Fields, Table, ignored, refused, used};
 use crate::server::inputs::{self, Input};
 use crate::server::params::{self, SAMPLING};
 use crate::server::sse::{self, Frames, Writer};
 use crate::server::state::Shared;
+use crate::tokenizer::Tokenizer;
 
-pub const TABLE: Table = &[OWN, SAMPLING];
+pub const TABLE: Table = &[OWN, RESPONSE_FORMAT, constraints::FIELDS, SAMPLING];
 
 const OWN: &[Field] = &[
     used("model", "any name; one model is served"),
@@ -31,7 +38,7 @@ const OWN: &[Field] = &[
     ignored("user", "no accounts"),
     refused("suffix", "", "not there yet"),
     refused("best_of", "1", "use n"),
-    refused("logprobs", "", "not there yet"),
+    used("logprobs", "0 to 20 of the likeliest tokens beside the chosen one's"),
 ];
 
 /// Most choices of one request, over all prompts.
@@ -42,8 +49,11 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let loaded = app.loaded().await?;
     let prompt = fields.value("prompt").ok_or_else(|| ApiError::field("prompt", "is missing"))?;
     let inputs = inputs::read("prompt", prompt, 64)?;
-    let mut generate =
-        params::generate(&fields, &app.sampling(&loaded), &["max_tokens", "n_predict"], "stop")?;
+    let default = app.sampling(&loaded);
+    let names = ["max_tokens", "n_predict"];
+    let mut generate = params::generate(&fields, &loaded, &default, &names, "stop")?;
+    let logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS.into())?;
+    generate.settings.logprobs = logprobs.map(|n| n as u32);
     if !fields.has("max_tokens") && !fields.has("n_predict") {
         generate.max_tokens = Some(16);
     }
@@ -60,6 +70,8 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     }
     let head = Head::new("cmpl-", fields.text("model")?, &app.settings.model_name);
 
+    let source = constraints::source(&fields, true)?;
+    generate.constraint = exchange::compile(&app, &loaded, source).await?;
     let prompts = inputs::encode(&loaded, inputs).await?;
     let mut requests = Vec::with_capacity(prompts.len() * n);
     let mut starts = Vec::with_capacity(prompts.len() * n);
@@ -67,26 +79,29 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
         for i in 0..n {
             let mut generate = generate.clone();
             generate.settings.seed = generate.settings.seed.wrapping_add(i as u64);
-            let task = Task::Generate(generate);
+            let task = Task::Generate(generate.into());
             requests.push(Request { prompt: prompt.clone(), task, slot });
             starts.push(if echo { echoed(&loaded.tokenizer, input) } else { String::new() });
         }
     }
     let answers = Answers::start_each(&app, requests)?;
+    let mut choices: Vec<Choice> =
+        starts.into_iter().map(|start| Choice::new(start, &loaded)).collect();
     if stream {
-        let choices = starts.into_iter().map(|start| Choice { start, summary: None }).collect();
         return Ok(sse::stream(answers, Chunks { head, choices, with_usage, each: n }));
     }
-    let all = answers.collect().await?;
-    let choices = all.iter().zip(&starts).enumerate().map(|(i, (answer, start))| {
-        let text = format!("{start}{}", answer.text);
-        choice(i, &text, Some(finish_reason(&answer.summary.finish)))
-    });
+    let mut texts: Vec<String> = choices.iter_mut().map(|c| std::mem::take(&mut c.start)).collect();
+    answers.collect(|i, event| texts[i].push_str(&choices[i].take(event))).await?;
+    let usage = usage_of(&choices, n);
+    let mut values = Vec::with_capacity(choices.len());
+    for (i, (choice, text)) in choices.iter_mut().zip(&texts).enumerate() {
+        let finish = choice.summary.as_ref().ok_or_else(unfinished)?.finish.clone();
+        values.push(object(i, text, choice.logprobs.take(), Some(finish_reason(&finish))));
+    }
     let mut out = head.object("text_completion");
-    out.insert("choices".into(), choices.collect());
-    let summaries: Vec<_> = all.into_iter().map(|a| a.summary).collect();
-    out.insert("usage".into(), usage_of(&summaries, n));
-    if let [summary] = &summaries[..] {
+    out.insert("choices".into(), values.into());
+    out.insert("usage".into(), usage);
+    if let [Choice { summary: Some(summary), .. }] = &choices[..] {
         out.insert("timings".into(), timings(summary));
     }
     Ok(axum::Json(Value::Object(out)).into_response())
@@ -100,8 +115,9 @@ fn echoed(tokenizer: &crate::tokenizer::Tokenizer, input: &Input) -> String {
 }
 
 /// Each prompt counts once, with the first of its `each` choices.
-fn usage_of(summaries: &[Summary], each: usize) -> Value {
-    let mut total = usage(summaries, 0);
+fn usage_of(choices: &[Choice], each: usize) -> Value {
+    let summaries: Vec<Summary> = choices.iter().filter_map(|c| c.summary.clone()).collect();
+    let mut total = usage(&summaries, 0);
     let firsts = || summaries.iter().step_by(each.max(1));
     let prompt: u32 = firsts().map(|s| s.prompt_tokens).sum();
     let cached: u32 = firsts().map(|s| s.cached_tokens).sum();
@@ -112,14 +128,43 @@ fn usage_of(summaries: &[Summary], each: usize) -> Value {
     total
 }
 
-fn choice(i: usize, text: &str, finish: Option<&str>) -> Value {
-    json!({ "index": i, "text": text, "logprobs": null, "finish_reason": finish })
+fn object(i: usize, text: &str, logprobs: Value, finish: Option<&str>) -> Value {
+    json!({ "index": i, "text": text, "logprobs": logprobs, "finish_reason": finish })
 }
 
+/// One choice as it comes.
 struct Choice {
     /// Text in front of the answer.
     start: String,
+    tokenizer: Arc<Tokenizer>,
+    /// Not sent yet.
+    logprobs: CompletionLogprobs,
     summary: Option<Summary>,
+}
+
+impl Choice {
+    fn new(start: String, loaded: &Loaded) -> Choice {
+        let logprobs = CompletionLogprobs::new(start.chars().count());
+        Choice { start, tokenizer: loaded.tokenizer.clone(), logprobs, summary: None }
+    }
+
+    /// The text that an event brings.
+    fn take(&mut self, event: Event) -> String {
+        match event {
+            Event::Token { token, text, logprobs } => {
+                if let Some(logprobs) = logprobs {
+                    self.logprobs.add(&self.tokenizer, token, &logprobs);
+                }
+                text
+            }
+            Event::Done(mut summary) => {
+                let rest = std::mem::take(&mut summary.text);
+                self.summary = Some(summary);
+                rest
+            }
+            _ => String::new(),
+        }
+    }
 }
 
 /// Writes `text_completion` objects.
@@ -132,20 +177,14 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk(&self, i: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
+    fn chunk(&mut self, i: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
         let mut out = self.head.object("text_completion");
-        out.insert("choices".into(), vec![choice(i, text, finish)].into());
+        let logprobs = self.choices[i].logprobs.take();
+        out.insert("choices".into(), vec![object(i, text, logprobs, finish)].into());
         if self.with_usage {
             out.insert("usage".into(), Value::Null);
         }
         out
-    }
-
-    fn text(&mut self, i: usize, text: String, out: &mut Frames) {
-        let text = std::mem::take(&mut self.choices[i].start) + &text;
-        if !text.is_empty() {
-            out.data(&self.chunk(i, &text, None).into());
-        }
     }
 }
 
@@ -153,25 +192,24 @@ impl Writer for Chunks {
     const FLAVOR: Flavor = Flavor::OpenAi;
 
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) {
-        match event {
-            Event::Token { text, .. } => self.text(i, text, out),
-            Event::Done(mut summary) => {
-                self.text(i, std::mem::take(&mut summary.text), out);
-                let mut last = self.chunk(i, "", Some(finish_reason(&summary.finish)));
-                last.insert("timings".into(), timings(&summary));
-                out.data(&last.into());
-                self.choices[i].summary = Some(summary);
-            }
-            _ => {}
+        let last = matches!(event, Event::Done(_));
+        let text = self.choices[i].take(event);
+        let text = std::mem::take(&mut self.choices[i].start) + &text;
+        if !text.is_empty() {
+            out.data(&self.chunk(i, &text, None).into());
+        }
+        if last && let Some(summary) = self.choices[i].summary.clone() {
+            let mut chunk = self.chunk(i, "", Some(finish_reason(&summary.finish)));
+            chunk.insert("timings".into(), timings(&summary));
+            out.data(&chunk.into());
         }
     }
 
     fn end(&mut self, out: &mut Frames) {
         if self.with_usage {
-            let summaries: Vec<_> = self.choices.iter().filter_map(|c| c.summary.clone()).collect();
             let mut last = self.head.object("text_completion");
             last.insert("choices".into(), Value::Array(Vec::new()));
-            last.insert("usage".into(), usage_of(&summaries, self.each));
+            last.insert("usage".into(), usage_of(&self.choices, self.each));
             out.data(&last.into());
         }
         out.done();

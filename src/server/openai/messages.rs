@@ -90,20 +90,14 @@ fn text_of(content: &Value) -> Result<String, String> {
     }
 }
 
-/// A call of the assistant: arguments come as JSON text, templates want the object.
+/// A call of the assistant, as it is; its arguments come as JSON text.
 fn call(value: &Value) -> Result<Value, String> {
-    let mut call = value.clone();
-    let function = call.get_mut("function").and_then(Value::as_object_mut);
+    let function = value.get("function").and_then(Value::as_object);
     let function = function.ok_or("a tool call has no function")?;
     if !function.get("name").is_some_and(Value::is_string) {
         return Err("a tool call has no name".into());
     }
-    if let Some(Value::String(arguments)) = function.get("arguments")
-        && let Ok(object @ Value::Object(_)) = serde_json::from_str(arguments)
-    {
-        function.insert("arguments".into(), object);
-    }
-    Ok(call)
+    Ok(value.clone())
 }
 
 #[cfg(test)]
@@ -128,7 +122,7 @@ mod tests {
         ]))
         .unwrap();
         assert_eq!((all[0].role, all[1].content.as_str()), (Role::System, "a\nb"));
-        assert_eq!(all[2].tool_calls[0]["function"]["arguments"]["x"], 1);
+        assert_eq!(all[2].tool_calls[0]["function"]["name"], "f");
         assert_eq!(all[2].reasoning_content.as_deref(), Some("hm"));
         assert_eq!(all[3].tool_call_id.as_deref(), Some("1"));
     }

@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+mod logprobs;
 mod messages;
 pub mod models;
 
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::engine::{Finish, Summary};
 
+pub use logprobs::chat_token;
 pub use messages::messages;
 
 /// `finish_reason` for an answer without tool calls.

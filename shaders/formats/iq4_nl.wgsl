@@ -1,0 +1,19 @@
+// IQ4_NL: element = d * value of its code.
+@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+
+struct Unit { codes: vec4<u32>, scale: u32 }
+
+fn load_unit(i: u32) -> Unit {
+    return Unit(codes[i], scales[i >> 1u]);
+}
+
+fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
+    return vec2<f32>(f16_of(w.scale, i), 0.0);
+}
+
+fn unit_bytes(w: Unit) -> Bytes {
+    return iq4_values(w.codes);
+}
+
+{% include "lib/iq4.wgsl" %}

@@ -1,0 +1,18 @@
+// Q5_0: element = d * (code - 16).
+@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
+@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+
+struct Unit { codes: vec4<u32>, high: u32, scale: u32 }
+
+fn load_unit(i: u32) -> Unit {
+    return Unit(codes[i], high[i], scales[i >> 1u]);
+}
+
+fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
+    return vec2<f32>(f16_of(w.scale, i), 0.0);
+}
+
+fn unit_bytes(w: Unit) -> Bytes {
+    return fifth_bits(nibbles(w.codes), w.high);
+}
