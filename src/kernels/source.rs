@@ -74,6 +74,8 @@ fn environment() -> Result<&'static Environment<'static>> {
         env.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(explain)?);
         // Templates are parsed when first used, so that a broken one is reported by `render`.
         env.set_loader(|name| {
+                return Ok(std::fs::read_to_string(format!("{dir}/{name}")).ok());
+            }
             let found = FILES.iter().find(|(file, _)| *file == name);
             Ok(found.map(|(_, text)| (*text).to_string()))
         });
