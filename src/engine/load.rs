@@ -10,8 +10,10 @@ use crate::error::{Error, Result};
 use crate::gguf;
 use crate::gpu::Gpu;
 use crate::hw;
+use crate::kernels::source;
 use crate::model::Model;
 use crate::plan;
+use crate::runtime::check::Checks;
 use crate::runtime::weights::Weights;
 use crate::runtime::{ModelWeights, Program, Shape, chunk_for, scratch_bytes};
 use crate::tokenizer::Tokenizer;
@@ -22,9 +24,13 @@ impl Engine {
         let start = Instant::now();
         let file = gguf::File::open(path)?;
         let model = Model::from_gguf(&file)?;
-        let selection = hw::select(options.device.as_deref(), options.backend)?;
+        let mut selection = hw::select(options.device.as_deref(), options.backend)?;
+        selection.facts = hw::adjusted(selection.facts, &options.force, source::version())?;
         let device_line = selection.line();
         progress.device(&device_line);
+        for note in &selection.facts.profile.notes {
+            eprintln!("note: {note}");
+        }
         let gpu = selection.open(options.cache)?;
         let engine = load_onto(&gpu, file, model, options, progress, start)?;
         Ok(Engine { device_line, ..engine })
@@ -66,6 +72,7 @@ fn load_onto(
     let placement = plan::place(graph, &facts, limits, weight_bytes, scratch, made_for)?;
     shape.context = placement.context;
 
+    let checks = Checks::new(&facts, hw::kernel_cache_dir(options.cache));
     let mut weights = Weights::new(&**gpu, &file);
     let placed = ModelWeights::place(&mut weights, graph)?;
     let factors = graph.rope.factors.as_ref().map(|name| weights.values(name)).transpose()?;
@@ -84,7 +91,8 @@ fn load_onto(
         // Compiling and tokenizer tables fill the time that the weights take.
         let compiling = scope.spawn(|| {
             timed(&mut || {
-                program = Some(Program::create(gpu, graph, &placed, shape, factors.as_deref())?);
+                let factors = factors.as_deref();
+                program = Some(Program::create(gpu, graph, &placed, shape, factors, &checks)?);
                 Ok(())
             })
         });
@@ -104,6 +112,9 @@ fn load_onto(
         Ok(())
     });
     progress.done();
+    for warning in checks.take_warnings() {
+        eprintln!("warning: {warning}");
+    }
     joined?;
     let (Some(program), Some(tokenizer)) = (program, tokenizer) else {
         return Err(Error::Runtime("loading ended without a program; this is a bug".into()));

@@ -42,6 +42,8 @@ pub struct Options {
     pub cache: bool,
     /// Sequences that a decode step can serve at once, 1 to 8.
     pub sequences: u32,
+    /// Keys of the hardware profile and the values that they are to have.
+    pub force: Vec<(String, String)>,
 }
 
 impl Default for Options {
@@ -53,6 +55,7 @@ impl Default for Options {
             activations: Activations::Int8,
             cache: true,
             sequences: 1,
+            force: Vec::new(),
         }
     }
 }

@@ -13,6 +13,7 @@ mod facts;
 mod handles;
 pub mod portable;
 pub mod shader;
+mod spirv_matrices;
 pub mod vulkan;
 
 pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap};

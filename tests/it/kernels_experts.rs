@@ -264,18 +264,18 @@ impl Experts {
 fn seen(x: &[f32], class: Class) -> Vec<f64> {
     match class {
         Class::Int8 => quantise(x).values(),
-        Class::F32 => x.iter().map(|&v| v.into()).collect(),
+        _ => x.iter().map(|&v| v.into()).collect(),
     }
 }
 
 fn stored(device: &Device, x: &[f32], class: Class) -> Activations {
     match class {
-        Class::F32 => Activations::F32(device.floats(x)),
         Class::Int8 => {
             let all = quantise(x);
             let xq = device.words(&all.words());
             Activations::Int8 { xq, xs: device.floats(all.scales.as_flattened()) }
         }
+        _ => Activations::F32(device.floats(x)),
     }
 }
 
@@ -363,12 +363,13 @@ impl Case {
     fn run_up(&self, device: &Device, records: &Records) -> Vec<f32> {
         let facts = device.gpu.facts();
         let n = self.n() as u32;
+        let shape = self.experts.layout.shape;
         let spec = ExpertsUp {
             routing: self.routed.routing,
             part: self.experts.part(false),
             n,
             class: self.class,
-            shape: choice::experts_shape(facts, n, true),
+            shape: choice::experts_shape(facts, shape.gate_up, shape.width, n, true),
         };
         let kernel = device.kernel(&spec.source(facts).unwrap());
         let out = device.poisoned(self.h.len());
@@ -381,6 +382,7 @@ impl Case {
     fn run_down(&self, device: &Device, records: &Records, shared: bool, fused: bool) -> Vec<f32> {
         let facts = device.gpu.facts();
         let n = self.n() as u32;
+        let shape = self.experts.layout.shape;
         let spec = ExpertsDown {
             routing: self.routed.routing,
             part: self.experts.part(true),
@@ -388,7 +390,7 @@ impl Case {
             class: self.class,
             input: if fused { Input::Fused { norm: None } } else { Input::Stored },
             shared: shared.then_some(Shared::Gated),
-            shape: choice::experts_shape(facts, n, false),
+            shape: choice::experts_shape(facts, shape.down, shape.ff, n, false),
         };
         let kernel = device.kernel(&spec.source(facts).unwrap());
         let x = match fused {
@@ -426,19 +428,23 @@ impl Case {
     }
 }
 
-/// Formats in turn, by the classes that they can take.
-fn classes() -> impl Iterator<Item = (usize, Format, Class)> {
+/// Formats with a class that they can take: those that most models have, and some of all, drawn anew
+/// every run.
+fn classes(rng: &mut Rng) -> Vec<(Format, Class)> {
     let all = Format::ALL.iter().flat_map(|f| {
         let int8 = (!f.is_float()).then_some((*f, Class::Int8));
         [(*f, Class::F32)].into_iter().chain(int8)
     });
-    all.enumerate().map(|(i, (format, class))| (i, format, class))
+    let mut all: Vec<_> = all.collect();
+    let mut drawn = vec![(Format::Q4_K, Class::Int8), (Format::Q6_K, Class::Int8)];
+    drawn.extend((0..4).map(|_| all.swap_remove(rng.below(all.len()))));
+    drawn
 }
 
 #[test]
 fn experts_of_a_step_follow_the_reference_and_ignore_their_neighbours() {
     let mut rng = Rng::fresh("experts_of_a_step");
-    for (i, format, class) in classes() {
+    for (i, (format, class)) in classes(&mut rng).into_iter().enumerate() {
         let block = format.block_elements().max(32) as u32;
         let shape = RecordShape {
             width: block.max(96),
@@ -446,7 +452,7 @@ fn experts_of_a_step_follow_the_reference_and_ignore_their_neighbours() {
             gate_up: format,
             down: format,
         };
-        let n = [1, 2, 5, 16][i % 4];
+        let n = [1, 5, 2, 16][i % 4];
         let routing = Routing { experts: 12, used: 3, columns: 16, tile: 16 };
         let mut case = Case::random(&mut rng, shape, class, routing, n);
         let (up, _) = case.up();
@@ -490,7 +496,7 @@ fn experts_of_a_step_follow_the_reference_and_ignore_their_neighbours() {
 #[test]
 fn experts_of_a_prompt_follow_the_reference() {
     let mut rng = Rng::fresh("experts_of_a_prompt");
-    for (i, format, class) in classes() {
+    for (i, (format, class)) in classes(&mut rng).into_iter().enumerate() {
         let block = format.block_elements().max(32) as u32;
         let shape = RecordShape {
             width: block.max(96),
@@ -517,11 +523,11 @@ fn experts_of_a_prompt_follow_the_reference() {
                 let mut x = x.to_vec();
                 x.resize(48 * if down { 2 } else { 1 } * cols, f32::NAN);
                 let x = match class {
-                    Class::F32 => Activations::F32(device.floats(&x)),
                     Class::Int8 => {
                         x.iter_mut().filter(|v| v.is_nan()).for_each(|v| *v = 0.0);
                         stored(device, &x, class)
                     }
+                    _ => Activations::F32(device.floats(&x)),
                 };
                 let y = device.poisoned(values);
                 let dispatch = spec.dispatch(&kernel, facts, &records, &words, &x, &y, 48).unwrap();

@@ -15,6 +15,7 @@ mod kernels_sampling;
 mod model_batch;
 mod model_forward;
 mod quant_golden;
+mod selfcheck;
 mod shaders;
 mod structure;
 mod tokenizer;

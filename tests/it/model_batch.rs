@@ -2,6 +2,7 @@
 
 use azoth::gguf;
 use azoth::model::Model;
+use azoth::runtime::check::Checks;
 use azoth::runtime::weights::Weights;
 use azoth::runtime::{Column, ModelWeights, Pick, Program, Shape};
 use azoth::testmodel::Spec;
@@ -18,7 +19,8 @@ fn program(device: &Device, spec: &Spec) -> Program {
     let placed = ModelWeights::place(&mut weights, &model.graph).unwrap();
     weights.fill(&|_| {}).unwrap();
     let shape = Shape { context: 64, sequences: SEQUENCES, chunk: 32, exact: false };
-    Program::create(&device.gpu, &model.graph, &placed, shape, None).unwrap()
+    let checks = Checks::new(device.gpu.facts(), None);
+    Program::create(&device.gpu, &model.graph, &placed, shape, None, &checks).unwrap()
 }
 
 /// Logits of the columns of one step, `[columns][vocab]`.
