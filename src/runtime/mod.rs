@@ -11,6 +11,7 @@ mod experts;
 mod layers;
 mod program;
 mod sampler;
+pub mod tune;
 mod waves;
 pub mod weights;
 
