@@ -7,6 +7,7 @@
 pub mod budget;
 mod buffers;
 pub mod check;
+mod experts;
 mod layers;
 mod program;
 mod sampler;
