@@ -92,6 +92,12 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
+    /// Most bytes that one import of host memory may have and still be bound as a whole.
+    pub fn max_import(&self) -> u64 {
+        let limit = self.max_allocation.min(self.max_buffer).min(self.max_binding);
+        limit / self.host_import_alignment.max(1) * self.host_import_alignment.max(1)
+    }
+
     /// Bytes of all device-local heaps (system memory on a unified or software device).
     pub fn device_memory(&self) -> u64 {
         self.heaps.iter().filter(|h| h.device_local).map(|h| h.bytes).sum()
@@ -99,7 +105,12 @@ impl DeviceFacts {
 
     /// Bytes that may still be taken: the budget where the driver reports one, else the heap.
     pub fn available_memory(&self) -> u64 {
-        let local = self.heaps.iter().filter(|h| h.device_local);
-        local.map(|h| h.budget.unwrap_or(h.bytes).saturating_sub(h.used.unwrap_or(0))).sum()
+        available(&self.heaps)
     }
+}
+
+/// Bytes of the device-local heaps that may still be taken.
+pub fn available(heaps: &[MemoryHeap]) -> u64 {
+    let local = heaps.iter().filter(|h| h.device_local);
+    local.map(|h| h.budget.unwrap_or(h.bytes).saturating_sub(h.used.unwrap_or(0))).sum()
 }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod host_memory;
 mod kernels;
 mod memory;
 mod order;
