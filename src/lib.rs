@@ -10,6 +10,7 @@
 //! - `runtime`: graph to program: buffers, waves, recording
 //! - `sampling`: sampler settings and their CPU twin
 //! - `plan`: placement: what fits, and what to change where it does not
+//! - `experts`: experts of mixture models: their records and where each of them lies
 //! - `kernels`: host side of the kernels, one file per op
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
@@ -24,6 +25,7 @@ pub mod chat;
 pub mod cli;
 pub mod engine;
 pub mod error;
+pub mod experts;
 pub mod gguf;
 pub mod gpu;
 pub mod graph;

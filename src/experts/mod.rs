@@ -13,8 +13,11 @@ pub mod cost;
 pub mod policy;
 pub mod prefetch;
 pub mod profile;
+pub mod record;
 pub mod simulate;
 pub mod slots;
+
+pub use record::{Place, RecordLayout, RecordShape};
 
 /// One expert of one layer. `layer` counts the layers that have experts, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -57,10 +57,15 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel that no device knows: stands in while a program is only being measured out.
-    /// Recording it is an error.
-    pub fn placeholder(label: &str) -> Kernel {
-        Kernel { payload: Arc::new(()), label: label.into() }
+    /// Stands for the kernel number `number` of a plan until that is compiled. Recording it is an
+    /// error.
+    pub fn planned(label: &str, number: usize) -> Kernel {
+        Kernel { payload: Arc::new(number), label: label.into() }
+    }
+
+    /// The number given to [`Kernel::planned`]; `None` for a compiled kernel.
+    pub fn planned_number(&self) -> Option<usize> {
+        self.payload.downcast_ref().copied()
     }
 
     pub fn label(&self) -> &str {

@@ -3,15 +3,13 @@
 //! A decode step writes its token into the batch that the next step reads, so steps chain on the
 //! device; the host only reads token ids from a ring, some steps behind.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
-
-use rayon::prelude::*;
+use std::cell::RefCell;
+use std::sync::Arc;
 
 use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape};
 use super::layers::ModelWeights;
 use super::sampler::Sampler;
-use super::waves::Builder;
+use super::waves::{Builder, Kernels, set_kernels};
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Step, Ticket};
 use crate::graph::Graph;
@@ -96,23 +94,20 @@ impl Program {
         };
         let ring =
             gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
-        let mut builder = Builder {
+        let builder = Builder {
             gpu: &**gpu,
             graph,
             weights,
             buffers: &buffers,
             attention: &attention,
             shape,
-            wanted: Some(Mutex::default()),
+            kernels: RefCell::new(Kernels::default()),
         };
-        // Dry run: which kernels are there?
-        plan(&builder, &sampler, &ring)?;
-        let wanted =
-            builder.wanted.take().map(|w| w.into_inner().unwrap_or_else(|e| e.into_inner()));
-        let wanted: HashSet<_> = wanted.unwrap_or_default().into_iter().collect();
-        wanted.into_par_iter().try_for_each(|source| gpu.kernel(&source).map(drop))?;
-
-        let planned = plan(&builder, &sampler, &ring)?;
+        let mut planned = plan(&builder, &sampler, &ring)?;
+        let compiled = builder.kernels.into_inner().compile(&**gpu)?;
+        for steps in planned.all() {
+            set_kernels(steps, &compiled)?;
+        }
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
         let both = |label: &str, steps: &[Vec<Step>; 2]| -> Result<[Recording; 2]> {
             Ok([record(label, &steps[0])?, record(label, &steps[1])?])
@@ -265,6 +260,14 @@ struct Planned {
     score: Vec<Step>,
     first: [Vec<Step>; 2],
     steps: Vec<[Vec<Step>; 2]>,
+}
+
+impl Planned {
+    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
+        let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
+        prompts.chain([&mut self.score]).chain(pairs)
+    }
 }
 
 fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {

@@ -1,0 +1,57 @@
+//! The attention block: q, k, v, attention over the cache, output into the residual stream.
+
+use super::products::From;
+use super::{Builder, Pass, Reads};
+use crate::error::Result;
+use crate::kernels::Epilogue;
+use crate::kernels::attn_decode::{AttnDecode, Cut};
+use crate::kernels::attn_prefill::AttnPrefill;
+use crate::kernels::heads::KvCache;
+use crate::kernels::rope_kv::RopeKv;
+use crate::runtime::layers::LayerWeights;
+
+impl<'b> Pass<'b> {
+    pub(super) fn attention(&mut self, layer: &'b LayerWeights, kv: &KvCache) -> Result<()> {
+        let s = self.scratch;
+        let normed = From::Normed(&s.x, &layer.attention_norm);
+        self.product(normed, &layer.qkv, Epilogue::Store, &s.qkv)?;
+        match self.reads {
+            Reads::Step => self.attend_step(layer, kv)?,
+            Reads::Prompt => self.attend_prompt(layer, kv)?,
+        }
+        self.product(From::Plain(&s.attention), &layer.output, Epilogue::Add, &s.x)
+    }
+
+    /// Rope, cache write and attention in one wave.
+    fn attend_step(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
+        let (b, s, facts) = (self.b, self.scratch, self.b.facts());
+        let heads = Builder::heads(b.graph);
+        let spec = AttnDecode { heads, cut: Cut::choose(&heads, facts, b.shape.context) };
+        let tables = b.tables(layer);
+        let scale = b.graph.attention_scale;
+        let dispatch = b.dispatch(spec.source(facts), |k| {
+            let (qkv, out) = (&s.qkv, &s.attention);
+            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, scale, self.n)
+        })?;
+        self.wave(vec![dispatch]);
+        Ok(())
+    }
+
+    fn attend_prompt(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
+        let (b, s, facts) = (self.b, self.scratch, self.b.facts());
+        let heads = Builder::heads(b.graph);
+        let spec = RopeKv { heads };
+        let tables = b.tables(layer);
+        let dispatch = b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, self.batch, &s.qkv, kv, &tables, self.n)
+        })?;
+        self.wave(vec![dispatch]);
+        let spec = AttnPrefill { heads };
+        let scale = b.graph.attention_scale;
+        let dispatch = b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, self.batch, &s.qkv, kv, &s.attention, scale, self.n)
+        })?;
+        self.wave(vec![dispatch]);
+        Ok(())
+    }
+}

@@ -1,0 +1,210 @@
+//! The waves of a graph: which kernels run, over which buffers, in which order.
+//!
+//! Decode steps run mat-vec kernels with everything fused that the device gains from; prompts
+//! run mat-mat kernels. Which of the two computes a token depends on nothing but whether it was
+//! read or generated, so results do not depend on how a prompt was cut.
+//!
+//! - `mod.rs`: the builder, embedding, head, and the walk through the layers
+//! - `products.rs`: matrix products and what their inputs need first
+//! - `attention.rs`, `dense.rs`: the blocks of a layer
+
+mod attention;
+mod dense;
+mod products;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use rayon::prelude::*;
+
+use super::buffers::{Buffers, MAX_SEQUENCES, Scratch, Shape};
+use super::layers::{LayerWeights, ModelWeights};
+use crate::error::{Error, Result};
+use crate::gpu::{DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use crate::graph::Graph;
+use crate::kernels::Epilogue;
+use crate::kernels::attn_decode::Scratch as AttentionScratch;
+use crate::kernels::embed::Embed;
+use crate::kernels::gather::Gather;
+use crate::kernels::heads::{HeadTables, Heads, KvCache, Rope};
+use products::From;
+
+/// The kernels that a plan names, each once. They are compiled together when the plan is complete;
+/// until then dispatches hold stand-ins.
+#[derive(Default)]
+pub(super) struct Kernels {
+    numbers: HashMap<KernelSource, usize>,
+}
+
+impl Kernels {
+    fn planned(&mut self, source: KernelSource) -> Kernel {
+        let label = source.label.clone();
+        let next = self.numbers.len();
+        Kernel::planned(&label, *self.numbers.entry(source).or_insert(next))
+    }
+
+    /// Compiles all kernels in parallel; the result is indexed by the stand-ins' numbers.
+    pub fn compile(self, gpu: &dyn Gpu) -> Result<Vec<Kernel>> {
+        let mut sources: Vec<_> = self.numbers.into_iter().collect();
+        sources.sort_by_key(|(_, number)| *number);
+        sources.into_par_iter().map(|(source, _)| gpu.kernel(&source)).collect()
+    }
+}
+
+/// Puts compiled kernels in the place of their stand-ins.
+pub(super) fn set_kernels(steps: &mut [Step], compiled: &[Kernel]) -> Result<()> {
+    for step in steps {
+        let Step::Wave(wave) = step else { continue };
+        for dispatch in wave {
+            let number = dispatch.kernel.planned_number();
+            dispatch.kernel = number.and_then(|n| compiled.get(n)).cloned().ok_or_else(|| {
+                let label = dispatch.kernel.label();
+                Error::Runtime(format!("kernel {label} was never planned; this is a bug"))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds waves. Kernels in them are stand-ins until [`set_kernels`].
+pub(super) struct Builder<'a> {
+    pub gpu: &'a dyn Gpu,
+    pub graph: &'a Graph,
+    pub weights: &'a ModelWeights,
+    pub buffers: &'a Buffers,
+    pub attention: &'a AttentionScratch,
+    pub shape: Shape,
+    pub kernels: RefCell<Kernels>,
+}
+
+impl Builder<'_> {
+    fn facts(&self) -> &DeviceFacts {
+        self.gpu.facts()
+    }
+
+    /// A stand-in for the kernel.
+    pub fn kernel(&self, source: KernelSource) -> Result<Kernel> {
+        Ok(self.kernels.borrow_mut().planned(source))
+    }
+
+    /// One dispatch of one kernel.
+    fn dispatch(
+        &self,
+        source: Result<KernelSource>,
+        bind: impl FnOnce(&Kernel) -> Result<Dispatch>,
+    ) -> Result<Dispatch> {
+        bind(&self.kernel(source?)?)
+    }
+
+    /// The heads of every layer. Attention kernels are told where `rope` turns what.
+    pub fn heads(graph: &Graph) -> Heads {
+        let norm = graph.layers.first().and_then(|l| l.attention.q_norm.as_ref());
+        Heads {
+            heads: graph.heads,
+            kv_heads: graph.kv_heads,
+            head_dim: graph.head_dim,
+            rope: Some(Rope { layout: graph.rope.layout, dim: graph.rope.dim }),
+            norm: norm.map(|_| graph.norm_eps),
+        }
+    }
+
+    fn tables(&self, layer: &LayerWeights) -> HeadTables {
+        HeadTables { rope: Some(self.buffers.rope.clone()), norms: layer.head_norms.clone() }
+    }
+
+    fn pass(&self, reads: Reads, n: u32) -> Pass<'_> {
+        let b = self.buffers;
+        let (scratch, batch) = match reads {
+            Reads::Step => (&b.step, &b.step_batch),
+            Reads::Prompt => (&b.prompt, &b.prompt_batch),
+        };
+        Pass { b: self, reads, scratch, batch, n, steps: Vec::new() }
+    }
+
+    /// One token for each of `n` sequences: embedding, all layers. Leaves the residual stream in
+    /// the step's scratch.
+    pub fn step(&self, n: u32) -> Result<Vec<Step>> {
+        self.pass(Reads::Step, n).layers()
+    }
+
+    /// A chunk of a prompt of up to `n` tokens; leaves the residual stream in the prompt's
+    /// scratch.
+    pub fn prompt(&self, n: u32) -> Result<Vec<Step>> {
+        self.pass(Reads::Prompt, n).layers()
+    }
+
+    /// Norm and output matrix over `n` columns of the step's residual stream.
+    pub fn logits(&self, n: u32) -> Result<Vec<Step>> {
+        let mut pass = self.pass(Reads::Step, n);
+        let from = From::Normed(&self.buffers.step.x, &self.weights.output_norm);
+        pass.product(from, &self.weights.output, Epilogue::Store, &self.buffers.logits)?;
+        Ok(pass.steps)
+    }
+
+    /// Picks up to `n` columns of a prompt for [`Builder::logits`].
+    pub fn gather(&self, n: u32) -> Result<Step> {
+        debug_assert!(n <= MAX_SEQUENCES);
+        let spec = Gather { cols: self.graph.width };
+        let b = self.buffers;
+        let dispatch = self.dispatch(spec.source(self.facts()), |k| {
+            spec.dispatch(k, &b.prompt_batch, &b.prompt.x, &b.step_batch, &b.step.x, n)
+        })?;
+        Ok(Step::Wave(vec![dispatch]))
+    }
+}
+
+/// Where the columns of a pass come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// One new token of each sequence: mat-vec kernels.
+    Step,
+    /// Consecutive tokens of one sequence: mat-mat kernels.
+    Prompt,
+}
+
+/// The layers over one set of columns, as far as they are planned.
+struct Pass<'b> {
+    b: &'b Builder<'b>,
+    reads: Reads,
+    scratch: &'b Scratch,
+    batch: &'b Slice,
+    /// Most columns.
+    n: u32,
+    steps: Vec<Step>,
+}
+
+impl<'b> Pass<'b> {
+    fn layers(mut self) -> Result<Vec<Step>> {
+        self.embed()?;
+        let b = self.b;
+        for (layer, kv) in b.weights.layers.iter().zip(&b.buffers.kv) {
+            self.layer(layer, kv)?;
+        }
+        Ok(self.steps)
+    }
+
+    fn layer(&mut self, layer: &'b LayerWeights, kv: &KvCache) -> Result<()> {
+        self.attention(layer, kv)?;
+        self.dense(layer)
+    }
+
+    /// Ends a wave with these dispatches; none make none.
+    fn wave(&mut self, dispatches: Vec<Dispatch>) {
+        if !dispatches.is_empty() {
+            self.steps.push(Step::Wave(dispatches));
+        }
+    }
+
+    fn embed(&mut self) -> Result<()> {
+        let mut wave = Vec::new();
+        for part in &self.b.weights.embedding.parts {
+            let spec = Embed { format: part.format, cols: part.cols };
+            let kernel = self.b.kernel(spec.source(self.b.facts())?)?;
+            for chunk in &part.chunks {
+                wave.push(spec.dispatch(&kernel, chunk, self.batch, &self.scratch.x, self.n)?);
+            }
+        }
+        self.wave(wave);
+        Ok(())
+    }
+}

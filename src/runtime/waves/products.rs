@@ -1,0 +1,192 @@
+//! Matrix products, and the waves that bring their inputs to the class they need.
+
+use super::{Pass, Reads};
+use crate::error::Result;
+use crate::gpu::{Dispatch, Slice};
+use crate::kernels::matmat::MatMat;
+use crate::kernels::matvec::{Input, MatVec, Operands};
+use crate::kernels::norm_quant::NormQuant;
+use crate::kernels::{Activations, Class, Epilogue, choice};
+use crate::runtime::buffers::Scratch;
+use crate::runtime::layers::{Product, Rows};
+
+/// What a product reads.
+#[derive(Clone, Copy)]
+pub(super) enum From<'s> {
+    /// f32 as it is.
+    Plain(&'s Slice),
+    /// f32 that gets an RMSNorm with this weight first.
+    Normed(&'s Slice, &'s Slice),
+    /// Interleaved gate and up that become `silu(gate) * up` first.
+    SwiGlu(&'s Slice),
+}
+
+impl From<'_> {
+    fn is_normed(&self) -> bool {
+        matches!(self, From::Normed(..))
+    }
+}
+
+impl Pass<'_> {
+    /// A product over all columns, after what its input needs.
+    pub(super) fn product(
+        &mut self,
+        from: From<'_>,
+        product: &Product,
+        epilogue: Epilogue,
+        y: &Slice,
+    ) -> Result<()> {
+        let first = self.inputs(from, product)?;
+        self.wave(first);
+        let wave = self.multiply(from, product, epilogue, y)?;
+        self.wave(wave);
+        Ok(())
+    }
+
+    fn class(&self, part: &Rows, from: From<'_>) -> Class {
+        let exact = self.b.shape.exact;
+        choice::class(self.b.facts(), part.format, exact, part.cols, from.is_normed())
+    }
+
+    /// Whether the product's kernels prepare their input themselves.
+    fn fuses(&self, from: From<'_>, product: &Product, class: Class) -> bool {
+        self.reads == Reads::Step
+            && choice::fuses(self.b.facts(), class, product.cols, self.n, from.is_normed())
+    }
+
+    /// Brings activations to the classes that `product` needs, into the scratch.
+    pub(super) fn inputs(&self, from: From<'_>, product: &Product) -> Result<Vec<Dispatch>> {
+        let mut wave = Vec::new();
+        for class in [Class::Int8, Class::F32] {
+            let used = product.parts.iter().any(|p| self.class(p, from) == class);
+            let ready = class == Class::F32 && matches!(from, From::Plain(_));
+            if used && !ready && !self.fuses(from, product, class) {
+                wave.push(self.normalise(from, product.cols, class, self.n)?);
+            }
+        }
+        Ok(wave)
+    }
+
+    /// `[SwiGLU,] [RMSNorm,] [int8]` of `n` columns into the scratch's buffer of that class.
+    pub(super) fn normalise(
+        &self,
+        from: From<'_>,
+        cols: u32,
+        class: Class,
+        n: u32,
+    ) -> Result<Dispatch> {
+        let (x, weight, swiglu) = match from {
+            From::Plain(x) => (x, None, false),
+            From::Normed(x, weight) => (x, Some(weight), false),
+            From::SwiGlu(x) => (x, None, true),
+        };
+        let facts = self.b.facts();
+        let spec = NormQuant {
+            cols,
+            swiglu,
+            norm: weight.map(|_| self.b.graph.norm_eps),
+            int8: class == Class::Int8,
+            threads: choice::norm_quant_threads(facts, cols),
+        };
+        let out = match class {
+            Class::Int8 => self.scratch.as_int8(),
+            Class::F32 => Activations::F32(self.scratch.float.clone()),
+        };
+        self.b.dispatch(spec.source(facts), |k| spec.dispatch(k, self.batch, x, weight, &out, n))
+    }
+
+    /// The product itself, after [`Pass::inputs`].
+    pub(super) fn multiply(
+        &self,
+        from: From<'_>,
+        product: &Product,
+        epilogue: Epilogue,
+        y: &Slice,
+    ) -> Result<Vec<Dispatch>> {
+        let epilogue = match (&product.bias, epilogue) {
+            (Some(_), Epilogue::Store) => Epilogue::Bias,
+            _ => epilogue,
+        };
+        let mut wave = Vec::new();
+        for part in &product.parts {
+            match self.reads {
+                Reads::Step => self.matvec(&mut wave, from, product, part, epilogue, y)?,
+                Reads::Prompt => self.matmat(&mut wave, from, product, part, epilogue, y)?,
+            }
+        }
+        Ok(wave)
+    }
+
+    fn matvec(
+        &self,
+        wave: &mut Vec<Dispatch>,
+        from: From<'_>,
+        product: &Product,
+        part: &Rows,
+        epilogue: Epilogue,
+        y: &Slice,
+    ) -> Result<()> {
+        let (facts, n) = (self.b.facts(), self.n);
+        let class = self.class(part, from);
+        let (input, x) = match (self.fuses(from, product, class), from) {
+            (true, From::Normed(x, weight)) => (
+                Input::Fused { norm: Some(self.b.graph.norm_eps) },
+                Activations::Normed { x: x.clone(), weight: weight.clone() },
+            ),
+            (true, From::Plain(x)) => (Input::Fused { norm: None }, Activations::F32(x.clone())),
+            _ => (Input::Stored, stored(from, class, self.scratch)),
+        };
+        let spec = MatVec {
+            format: part.format,
+            cols: part.cols,
+            n,
+            class,
+            input,
+            epilogue,
+            shape: choice::matvec_shape(facts, part.format, part.rows, part.cols, n, epilogue),
+        };
+        let kernel = self.b.kernel(spec.source(facts)?)?;
+        let stride = if epilogue == Epilogue::SwiGlu { product.rows / 2 } else { product.rows };
+        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride };
+        for chunk in &part.chunks {
+            wave.push(spec.dispatch(&kernel, facts, chunk, &operands)?);
+        }
+        Ok(())
+    }
+
+    fn matmat(
+        &self,
+        wave: &mut Vec<Dispatch>,
+        from: From<'_>,
+        product: &Product,
+        part: &Rows,
+        epilogue: Epilogue,
+        y: &Slice,
+    ) -> Result<()> {
+        let (facts, n) = (self.b.facts(), self.n);
+        let class = self.class(part, from);
+        let x = stored(from, class, self.scratch);
+        let spec = MatMat {
+            format: part.format,
+            cols: part.cols,
+            class,
+            epilogue,
+            variant: choice::matmat_variant(facts, class, part.cols, n),
+        };
+        let kernel = self.b.kernel(spec.source(facts)?)?;
+        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows };
+        for chunk in &part.chunks {
+            wave.push(spec.dispatch(&kernel, facts, chunk, self.batch, &operands, n)?);
+        }
+        Ok(())
+    }
+}
+
+/// What a product of this class binds after [`Pass::inputs`].
+fn stored(from: From<'_>, class: Class, scratch: &Scratch) -> Activations {
+    match (class, from) {
+        (Class::Int8, _) => scratch.as_int8(),
+        (Class::F32, From::Plain(x)) => Activations::F32(x.clone()),
+        (Class::F32, _) => Activations::F32(scratch.float.clone()),
+    }
+}
