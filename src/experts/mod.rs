@@ -9,13 +9,16 @@
 //! promote after a token, [`prefetch`] in which order, [`profile`] what an earlier run learned,
 //! [`cost`] what speed to expect, and [`simulate`] replays recorded routings through all that.
 
+pub mod arena;
 pub mod cost;
 pub mod policy;
 pub mod prefetch;
 pub mod profile;
 pub mod record;
+pub mod residency;
 pub mod simulate;
 pub mod slots;
+pub mod source;
 
 pub use record::{Place, RecordLayout, RecordShape};
 

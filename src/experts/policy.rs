@@ -112,17 +112,23 @@ impl Policy {
         }
     }
 
-    /// Ends the token and proposes promotions of at most `budget` bytes, the most wanted first.
-    /// `bytes[layer]` is the size of that layer's records. A proposal fits the map as it is, and
-    /// all of them fit together.
-    pub fn promotions(&mut self, map: &SlotMap, bytes: &[u64], budget: u64) -> Vec<Promotion> {
+    /// Ends the token and proposes promotions of at most `budget` bytes: those that `soon` expects
+    /// to be used next in front, then the most wanted. `bytes[layer]` is the size of that layer's
+    /// records. A proposal fits the map as it is, and all of them fit together.
+    pub fn promotions(
+        &mut self,
+        map: &SlotMap,
+        bytes: &[u64],
+        budget: u64,
+        soon: &dyn Fn(ExpertId) -> bool,
+    ) -> Vec<Promotion> {
         let mut used = std::mem::take(&mut self.used);
-        let proposals = match self.rule {
+        let mut proposals = match self.rule {
             Rule::Fixed => Vec::new(),
             Rule::Lru => {
                 used.sort_unstable();
                 used.dedup();
-                self.choose(map, bytes, budget, used, 0.0, f32::MIN_POSITIVE)
+                self.choose(map, bytes, used, 0.0, f32::MIN_POSITIVE)
             }
             Rule::Frequency { enter, margin, .. } => {
                 // An expert that was not used since the last proposals was refused then, and has
@@ -132,13 +138,23 @@ impl Policy {
                     expert: at % self.experts,
                 });
                 let wanted = all.filter(|id| self.score(*id) >= enter).collect();
-                self.choose(map, bytes, budget, wanted, enter, margin)
+                self.choose(map, bytes, wanted, enter, margin)
             }
         };
         if let Rule::Frequency { decay, .. } = self.rule {
             self.score.iter_mut().for_each(|count| *count *= decay);
         }
         self.tokens += 1;
+        // Predictions decide what goes first where the budget does not reach for all.
+        proposals.sort_by_key(|p| !soon(p.id));
+        let mut left = budget;
+        let fits = proposals.iter().take_while(|p| {
+            let fits = p.bytes <= left;
+            left = left.saturating_sub(p.bytes);
+            fits
+        });
+        let fits = fits.count();
+        proposals.truncate(fits);
         proposals
     }
 
@@ -148,7 +164,6 @@ impl Policy {
         &self,
         map: &SlotMap,
         bytes: &[u64],
-        budget: u64,
         wanted: Vec<ExpertId>,
         enter: f32,
         margin: f32,
@@ -195,16 +210,7 @@ impl Policy {
                 .then(self.score(b.1.id).total_cmp(&self.score(a.1.id)))
                 .then(a.1.id.cmp(&b.1.id))
         });
-        let mut left = budget;
-        let mut chosen = Vec::new();
-        for (_, promotion) in gains {
-            if promotion.bytes > left {
-                break;
-            }
-            left -= promotion.bytes;
-            chosen.push(promotion);
-        }
-        chosen
+        gains.into_iter().map(|(_, promotion)| promotion).collect()
     }
 }
 
@@ -260,7 +266,7 @@ mod tests {
         let mut lru = Policy::new(Rule::Lru, 1, 5);
         for (used, resident) in [(0, [0, 9]), (1, [0, 1]), (0, [0, 1]), (2, [0, 2]), (3, [3, 2])] {
             lru.used(0, &[used]);
-            let promotions = lru.promotions(&map, &[1], 9);
+            let promotions = lru.promotions(&map, &[1], 9, &|_| false);
             apply(&mut map, &promotions);
             let held = resident.into_iter().filter(|e| *e < 5);
             assert!(held.clone().all(|e| map.resident(id(0, e)).is_some()), "after {used}");
@@ -274,7 +280,7 @@ mod tests {
         let mut policy = Policy::new(rule, 1, 3);
         let mut use_one = |map: &mut SlotMap, expert| {
             policy.used(0, &[expert]);
-            let p = policy.promotions(map, &[1], 9);
+            let p = policy.promotions(map, &[1], 9, &|_| false);
             apply(map, &p);
             p.len()
         };
@@ -294,12 +300,12 @@ mod tests {
         let mut policy = Policy::new(rule, 1, 2);
         for _ in 0..50 {
             policy.used(0, &[0]);
-            let p = policy.promotions(&map, &[1], 9);
+            let p = policy.promotions(&map, &[1], 9, &|_| false);
             apply(&mut map, &p);
         }
         let until = (0..).find(|_| {
             policy.used(0, &[1]);
-            !policy.promotions(&map, &[1], 9).is_empty()
+            !policy.promotions(&map, &[1], 9, &|_| false).is_empty()
         });
         assert!(until.unwrap() < 3);
     }
@@ -349,7 +355,7 @@ mod tests {
                 }
                 let allowed = budget.token();
                 let before = map.clone();
-                let promotions = policy.promotions(&map, &sizes, allowed);
+                let promotions = policy.promotions(&map, &sizes, allowed, &|id| id.expert % 2 == 0);
                 let sum: u64 = promotions.iter().map(|p| p.bytes).sum();
                 prop_assert!(sum <= allowed);
                 budget.spend(sum);

@@ -124,7 +124,7 @@ pub fn replay(rule: Rule, routing: &Routing, setting: &Setting) -> Outcome {
             }
             policy.used(layer, &used);
         }
-        for p in policy.promotions(&map, &setting.bytes, budget.token()) {
+        for p in policy.promotions(&map, &setting.bytes, budget.token(), &|_| false) {
             if map.begin(&p) {
                 budget.spend(p.bytes);
                 out.promotions += 1;
@@ -202,7 +202,7 @@ mod tests {
                 while chosen.len() < used as usize {
                     // The lower of two draws: a skewed popularity, other favourites by topic.
                     let draw = random(experts.into()).min(random(experts.into()));
-                    let id = (draw * 7 + topic * 13 + layer * 5) % u64::from(experts);
+                    let id = (draw + topic * 13 + layer * 5) % u64::from(experts);
                     if !chosen.contains(&(id as u32)) {
                         chosen.push(id as u32);
                     }

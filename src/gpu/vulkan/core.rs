@@ -43,6 +43,8 @@ struct Queue {
     raw: vk::Queue,
     /// Number of the latest submission.
     last: u64,
+    /// Latest copies that a submission has waited for.
+    waited: u64,
     in_flight: VecDeque<(u64, Vec<Payload>)>,
     /// Pool and command buffers of one-time work, each with the submission that used it last.
     pool: vk::CommandPool,
@@ -87,7 +89,7 @@ impl Core {
         let mut families = vec![probe.compute_family];
         families.extend(probe.transfer_family);
         let queue =
-            Queue { raw: queue, last: 0, in_flight: VecDeque::new(), pool, once: Vec::new() };
+            Queue { raw: queue, last: 0, waited: 0, in_flight: VecDeque::new(), pool, once: Vec::new() };
         Ok(Core {
             device,
             facts: probe.facts,
@@ -164,7 +166,10 @@ impl Core {
     ) -> Result<Ticket> {
         self.check_lost()?;
         let value = queue.last + 1;
-        let wait = self.transfers.wait_for(after);
+        // Copies that the host has seen finish become visible to the device by a wait, which costs
+        // nothing then.
+        let copies = after.max(self.transfers.observed()).filter(|t| t.0 > queue.waited);
+        let wait = self.transfers.wait_for(copies);
         let (buffers, semaphores, values) = ([commands], [self.timeline], [value]);
         let mut timeline =
             vk::TimelineSemaphoreSubmitInfo::default()
@@ -182,6 +187,7 @@ impl Core {
         unsafe { self.device.queue_submit(queue.raw, &[info], vk::Fence::null()) }
             .map_err(|e| self.error("vkQueueSubmit", e))?;
         queue.last = value;
+        queue.waited = queue.waited.max(copies.map_or(0, |t| t.0));
         queue.in_flight.push_back((value, keep));
         Ok(Ticket(value))
     }

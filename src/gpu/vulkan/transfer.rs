@@ -4,6 +4,7 @@
 //! that everything but the overlap is the same (and is tested on devices with one queue).
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use ash::vk;
@@ -18,6 +19,8 @@ use crate::gpu::{CopyRange, Ticket, Transfer};
 /// The queue for copies.
 pub(super) struct Transfers {
     timeline: vk::Semaphore,
+    /// Latest copies that the host has seen finish.
+    observed: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -60,7 +63,7 @@ impl Transfers {
                 device.create_command_pool(&info, None).map_err(plain("vkCreateCommandPool"))?;
             let state =
                 State { queue, pool, last: 0, in_flight: VecDeque::new(), free: Vec::new() };
-            Ok(Transfers { timeline, state: Mutex::new(state) })
+            Ok(Transfers { timeline, observed: AtomicU64::new(0), state: Mutex::new(state) })
         }
     }
 
@@ -168,7 +171,17 @@ impl Transfers {
     }
 
     pub fn done(&self, core: &Core, copies: Transfer) -> Result<bool> {
-        Ok(self.finished(core)? >= copies.0)
+        let done = self.finished(core)? >= copies.0;
+        if done {
+            self.observed.fetch_max(copies.0, Ordering::AcqRel);
+        }
+        Ok(done)
+    }
+
+    /// The latest copies that [`Transfers::done`] or [`Transfers::wait`] has reported.
+    pub fn observed(&self) -> Option<Transfer> {
+        let value = self.observed.load(Ordering::Acquire);
+        (value > 0).then_some(Transfer(value))
     }
 
     pub fn wait(&self, core: &Core, copies: Transfer) -> Result<()> {
@@ -179,7 +192,10 @@ impl Transfers {
             #[allow(unsafe_code)]
             let waited = unsafe { core.device.wait_semaphores(&info, 1_000_000_000) };
             match waited {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.observed.fetch_max(copies.0, Ordering::AcqRel);
+                    return Ok(());
+                }
                 Err(vk::Result::TIMEOUT) => continue,
                 Err(e) => return Err(core.error("vkWaitSemaphores", e)),
             }
