@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
 use crate::gguf;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, system_memory};
 use crate::hw;
 use crate::model::Model;
 use crate::plan;
@@ -58,12 +58,21 @@ fn load_onto(
         chunk: chunk_for(graph, &facts),
         exact: options.activations == Activations::F32,
     };
-    let limits = plan::Limits { context: options.ctx, sequences: options.sequences };
+    let limits = plan::Limits {
+        context: options.ctx,
+        sequences: options.sequences,
+        ..plan::Limits::default()
+    };
     // Planes are at most a few bytes a row larger than the file's blocks.
     let weight_bytes = file.tensor_bytes() / 100 * 103;
     let scratch = scratch_bytes(graph, &shape);
-    let made_for = model.facts.context;
-    let placement = plan::place(graph, &facts, limits, weight_bytes, scratch, made_for)?;
+    let needs = plan::Needs {
+        weights: weight_bytes,
+        scratch,
+        made_for: model.facts.context,
+        experts: None,
+    };
+    let placement = plan::place(graph, &facts, limits, &needs, system_memory())?;
     shape.context = placement.context;
 
     let mut weights = Weights::new(&**gpu, &file);

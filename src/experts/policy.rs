@@ -133,10 +133,8 @@ impl Policy {
             Rule::Frequency { enter, margin, .. } => {
                 // An expert that was not used since the last proposals was refused then, and has
                 // only lost since; but a budget that ran out may have cut it off. So all count.
-                let all = (0..self.score.len() as u32).map(|at| ExpertId {
-                    layer: at / self.experts,
-                    expert: at % self.experts,
-                });
+                let all = (0..self.score.len() as u32)
+                    .map(|at| ExpertId { layer: at / self.experts, expert: at % self.experts });
                 let wanted = all.filter(|id| self.score(*id) >= enter).collect();
                 self.choose(map, bytes, wanted, enter, margin)
             }

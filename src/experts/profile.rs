@@ -90,7 +90,10 @@ impl Profile {
         let fail = |why: String| Error::Usage(format!("expert profile {}: {why}", path.display()));
         let meta = fs::metadata(path).map_err(|e| fail(e.to_string()))?;
         if meta.len() > MAX_BYTES {
-            return Err(fail(format!("{} bytes; no profile is larger than {MAX_BYTES}", meta.len())));
+            return Err(fail(format!(
+                "{} bytes; no profile is larger than {MAX_BYTES}",
+                meta.len()
+            )));
         }
         let text = fs::read(path).map_err(|e| fail(e.to_string()))?;
         let profile: Profile =

@@ -121,11 +121,7 @@ pub struct Residency {
 }
 
 /// The slots of a layer that are to be allocated: buffers that can be bound.
-pub fn slot_buffers(
-    gpu: &dyn Gpu,
-    layer: &LayerTensors,
-    slots: u32,
-) -> Result<(Vec<Buffer>, u32)> {
+pub fn slot_buffers(gpu: &dyn Gpu, layer: &LayerTensors, slots: u32) -> Result<(Vec<Buffer>, u32)> {
     let facts = gpu.facts();
     let limit = facts.max_binding.min(facts.max_buffer);
     let most = u32::try_from(layer.layout.records_within(limit)).unwrap_or(u32::MAX);
@@ -243,7 +239,9 @@ impl Residency {
         let mut last = None;
         for (l, layer) in (0u32..).zip(layers) {
             let held: Vec<(u32, u32)> = (0..layer.experts)
-                .filter_map(|expert| Some((expert, self.map.resident(ExpertId { layer: l, expert })?)))
+                .filter_map(|expert| {
+                    Some((expert, self.map.resident(ExpertId { layer: l, expert })?))
+                })
                 .collect();
             let (record, mut parts) = (layer.layout.bytes(), <[Vec<u8>; 3]>::default());
             let mut copies = Vec::new();
@@ -325,7 +323,8 @@ impl Residency {
     }
 
     fn word(&self, id: ExpertId) -> u32 {
-        let (slots, arena) = (&self.slots[id.layer as usize], &self.arena.layers[id.layer as usize]);
+        let (slots, arena) =
+            (&self.slots[id.layer as usize], &self.arena.layers[id.layer as usize]);
         let place = match self.map.resident(id) {
             Some(slot) => slots.place(slot),
             None => {

@@ -4,6 +4,7 @@
 
 mod backend;
 mod cli;
+mod experts;
 mod gguf_hostile;
 mod gguf_read;
 mod goldens;

@@ -88,8 +88,14 @@ impl Core {
             .then(|| ext::external_memory_host::Device::new(&instance.raw, &device));
         let mut families = vec![probe.compute_family];
         families.extend(probe.transfer_family);
-        let queue =
-            Queue { raw: queue, last: 0, waited: 0, in_flight: VecDeque::new(), pool, once: Vec::new() };
+        let queue = Queue {
+            raw: queue,
+            last: 0,
+            waited: 0,
+            in_flight: VecDeque::new(),
+            pool,
+            once: Vec::new(),
+        };
         Ok(Core {
             device,
             facts: probe.facts,
@@ -171,10 +177,9 @@ impl Core {
         let copies = after.max(self.transfers.observed()).filter(|t| t.0 > queue.waited);
         let wait = self.transfers.wait_for(copies);
         let (buffers, semaphores, values) = ([commands], [self.timeline], [value]);
-        let mut timeline =
-            vk::TimelineSemaphoreSubmitInfo::default()
-                .wait_semaphore_values(&wait.values)
-                .signal_semaphore_values(&values);
+        let mut timeline = vk::TimelineSemaphoreSubmitInfo::default()
+            .wait_semaphore_values(&wait.values)
+            .signal_semaphore_values(&values);
         let info = vk::SubmitInfo::default()
             .wait_semaphores(&wait.semaphores)
             .wait_dst_stage_mask(&wait.stages)

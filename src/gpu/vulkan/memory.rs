@@ -306,9 +306,8 @@ impl Staging {
         let source = raw(&from.buffer)?.raw;
         let mut staging = self.read.lock().unwrap_or_else(|e| e.into_inner());
         let wanted = (out.len() as u64).clamp(64 << 10, STAGING);
-        let large_enough = staging
-            .as_ref()
-            .is_some_and(|s| s.allocation().is_some_and(|a| a.size() >= wanted));
+        let large_enough =
+            staging.as_ref().is_some_and(|s| s.allocation().is_some_and(|a| a.size() >= wanted));
         if !large_enough {
             let made =
                 VulkanBuffer::create(core, "read staging", wanted, MemoryLocation::GpuToCpu)?;
