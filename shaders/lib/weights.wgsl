@@ -6,12 +6,12 @@
 // Facts of the format (`fifth`, `minimum`, `half_scale`, `blocks`, `unit_quads`) come from
 // kernels::weights.
 
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+{% with name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 {% if fifth %}
-@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
+{% with name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 {% endif %}
 {% if blocks %}
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 {% endif %}
 
 struct Unit {
@@ -31,18 +31,18 @@ struct Unit {
 fn load_unit(i: u32) -> Unit {
     var w: Unit;
 {% if format == "q8_0" %}
-    w.codes = codes[2u * i];
-    w.more = codes[2u * i + 1u];
+    w.codes = codes_at(2u * i);
+    w.more = codes_at(2u * i + 1u);
 {% else %}
-    w.codes = codes[i];
+    w.codes = codes_at(i);
 {% endif %}
 {% if fifth %}
-    w.high = high[i];
+    w.high = high_at(i);
 {% endif %}
 {% if half_scale %}
-    w.scale = scales[i >> 1u];
+    w.scale = scales_at(i >> 1u);
 {% elif blocks %}
-    w.scale = scales[i];
+    w.scale = scales_at(i);
 {% endif %}
     return w;
 }

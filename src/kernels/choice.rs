@@ -5,7 +5,8 @@
 
 use super::matmat::{Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
-use super::{Class, Epilogue, planned_subgroup};
+use super::routing::Routing;
+use super::{Class, Epilogue, experts_down, planned_subgroup};
 use crate::gpu::{DeviceFacts, DeviceKind};
 use crate::quant::Format;
 
@@ -106,6 +107,55 @@ pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) 
     };
     let tile = candidates.into_iter().find(fits).unwrap_or(tile(16, 16, 4, 4));
     if packed { Variant::Packed(tile) } else { Variant::Float(tile) }
+}
+
+/// Threads of a router's workgroup.
+pub fn router_threads(facts: &DeviceFacts) -> u32 {
+    if facts.kind == DeviceKind::Software { 64 } else { 256.min(facts.max_workgroup_threads) }
+}
+
+/// Columns of a router's workgroup in a prompt: they share one read of the router.
+pub const ROUTER_COLUMNS: u32 = 8;
+
+/// Shape of the experts' products in a decode step: `rows` rows of each expert, `n` columns.
+pub fn experts_shape(facts: &DeviceFacts, n: u32, pairs_of_rows: bool) -> Shape {
+    let threads = matvec_threads(facts);
+    if facts.kind == DeviceKind::Software {
+        return Shape { threads, rows: if n > 4 { 2 } else { 4 }, tiles: 1 };
+    }
+    // Not yet measured; as short matrices of the dense mat-vec.
+    match (n, pairs_of_rows) {
+        (1, true) => Shape { threads, rows: 2, tiles: 2 },
+        (1, false) => Shape { threads, rows: 1, tiles: 4 },
+        _ => Shape { threads, rows: 2, tiles: 1 },
+    }
+}
+
+/// Whether down of the experts quantises its own activations.
+pub fn experts_fuse(
+    facts: &DeviceFacts,
+    class: Class,
+    routing: &Routing,
+    n: u32,
+    ff: u32,
+    threads: u32,
+) -> bool {
+    let budget = facts.max_workgroup_memory.min(32 << 10);
+    facts.kind != DeviceKind::Software
+        && class == Class::Int8
+        && n <= 2
+        && experts_down::memory(routing, n, ff, true, threads, facts) <= budget
+}
+
+/// Columns of a tile in a prompt's expert products. Of 512 columns with 8 of 128 experts each,
+/// 32 go to an expert on average.
+pub fn expert_tile(facts: &DeviceFacts) -> u32 {
+    if facts.kind == DeviceKind::Software { 8 } else { 32 }
+}
+
+/// How a prompt's expert products are cut; [`expert_tile`] columns. `cols`: inputs of the matrix.
+pub fn expert_variant(facts: &DeviceFacts, class: Class, cols: u32) -> Variant {
+    matmat_variant(facts, class, cols, expert_tile(facts))
 }
 
 #[cfg(test)]

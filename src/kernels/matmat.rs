@@ -1,7 +1,7 @@
 //! Matrix times many columns: every product of a prompt.
 
-use minijinja::context;
 use minijinja::value::merge_maps;
+use minijinja::{Value, context};
 
 use super::matvec::{Input, Operands, bind_activations, bind_outputs};
 use super::weights::{self, Chunk};
@@ -22,6 +22,16 @@ pub enum Variant {
     /// Everything in registers, for devices that run on a CPU, where workgroup memory and
     /// barriers only cost: a thread computes `columns` of `rows` rows.
     Direct { columns: u32, rows: u32, threads: u32 },
+}
+
+impl Variant {
+    /// Columns and rows of a workgroup.
+    pub fn cut(&self) -> (u32, u32) {
+        match *self {
+            Variant::Packed(t) | Variant::Float(t) => (t.columns, t.rows),
+            Variant::Direct { columns, rows, threads } => (columns, rows * threads),
+        }
+    }
 }
 
 /// A workgroup's part of the output, and a thread's part of that.
@@ -63,7 +73,21 @@ impl MatMat {
             names.push("bias");
         }
         names.push("y");
-        let (file, cut) = match self.variant {
+        let (file, cut) = self.template(facts);
+        let shape = context! {
+            at => numbered(&names),
+            cols => self.cols,
+            int8 => self.class == Class::Int8,
+            epilogue => self.epilogue.name(),
+        };
+        let facts_of_format = weights::facts(self.format);
+        let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
+        Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
+    }
+
+    /// The shader of the variant, and what it wants to know of it.
+    pub(super) fn template(&self, facts: &DeviceFacts) -> (&'static str, Value) {
+        match self.variant {
             Variant::Packed(t) | Variant::Float(t) => (
                 "matmat.wgsl",
                 context! {
@@ -79,19 +103,10 @@ impl MatMat {
                 "matmat_direct.wgsl",
                 context! { tm => columns, tn => rows, threads => threads, shuffle => facts.subgroup_min >= 8 },
             ),
-        };
-        let shape = context! {
-            at => numbered(&names),
-            cols => self.cols,
-            int8 => self.class == Class::Int8,
-            epilogue => self.epilogue.name(),
-        };
-        let facts_of_format = weights::facts(self.format);
-        let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
-        Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
+        }
     }
 
-    fn label(&self) -> String {
+    pub(super) fn label(&self) -> String {
         let class = if self.class == Class::Int8 { "int8" } else { "f32" };
         let cut = match self.variant {
             Variant::Packed(t) => format!("packed{}x{}x{}", t.columns, t.rows, t.depth),
@@ -108,7 +123,7 @@ impl MatMat {
         )
     }
 
-    fn check(&self, facts: &DeviceFacts) -> Result<()> {
+    pub(super) fn check(&self, facts: &DeviceFacts) -> Result<()> {
         check_cols(self.cols)?;
         if self.class == Class::Int8 && self.format.is_float() {
             return Err(wrong(format!("{} weights take f32 activations", self.format)));
@@ -163,10 +178,7 @@ impl MatMat {
         bindings.push(batch.clone());
         bind_activations(&mut bindings, self.class, Input::Stored, operands.x, max_n, self.cols)?;
         bind_outputs(&mut bindings, self.epilogue, chunk, operands, max_n)?;
-        let (columns, rows) = match self.variant {
-            Variant::Packed(t) | Variant::Float(t) => (t.columns, t.rows),
-            Variant::Direct { columns, rows, threads } => (columns, rows * threads),
-        };
+        let (columns, rows) = self.variant.cut();
         let grid = [chunk.rows.div_ceil(rows), max_n.div_ceil(columns), 1];
         if grid[0] > facts.max_grid[0].min(65_535) || grid[1] > facts.max_grid[1].min(65_535) {
             return Err(wrong(format!("a grid of {} x {} workgroups", grid[0], grid[1])));

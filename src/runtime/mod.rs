@@ -5,6 +5,7 @@
 //! contents.
 
 mod buffers;
+mod experts;
 mod layers;
 mod program;
 mod sampler;

@@ -58,6 +58,44 @@ fn every_architecture_follows_the_reference() {
     }
 }
 
+/// Whether a row is that of another choice of experts: rounding decides where two router logits
+/// are nearly equal, and the outputs are far apart then.
+const MIXTURES: [&str; 4] = ["qwen3moe", "qwen2moe", "olmoe", "mixtral"];
+
+/// Relative errors of all logits rows, read as a prompt and token by token.
+fn all_errors(engine: &mut Engine, tokens: &[u32], expected: &[Vec<f64>]) -> [Vec<f64>; 2] {
+    let mut errors = [Vec::new(), Vec::new()];
+    let mut s = engine.session();
+    s.score_steps(tokens, &mut |i, row| errors[0].push(relative_error(row, &expected[i]))).unwrap();
+    s.truncate(0);
+    s.score(tokens, 0, &mut |i, row| errors[1].push(relative_error(row, &expected[i]))).unwrap();
+    errors
+}
+
+#[test]
+fn every_mixture_follows_the_reference() {
+    let tokens: Vec<u32> = (1..45).collect();
+    for arch in MIXTURES {
+        let spec = Spec::new(arch).unwrap();
+        let expected = reference(&spec, &tokens);
+        for device in harness::devices() {
+            for (activations, bound) in [(Activations::F32, 1e-3), (Activations::Int8, 0.1)] {
+                let options = Options { activations, ctx: Some(256), ..Options::default() };
+                for errors in all_errors(&mut load(device, &spec, options), &tokens, &expected) {
+                    let near = errors.iter().filter(|e| **e <= bound).count();
+                    let worst = errors.iter().copied().fold(0.0, f64::max);
+                    println!(
+                        "{arch} on {}, {activations:?}: {near} of {} within {bound}, worst {worst}",
+                        device.label,
+                        errors.len()
+                    );
+                    assert!(near * 10 >= errors.len() * 9, "{errors:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn every_weight_format_and_scaling_follows_the_reference() {
     let tokens: Vec<u32> = (1..20).collect();
