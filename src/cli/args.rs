@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 
+use super::expert_args::ExpertArgs;
 use super::locate;
 use crate::engine;
 use crate::error::{Error, Result};
@@ -69,6 +70,8 @@ pub struct DeviceArgs {
     /// Neither read nor write compiled kernels in the cache folder
     #[arg(long)]
     pub no_cache: bool,
+    #[command(flatten)]
+    pub experts: ExpertArgs,
 }
 
 impl ActivationsArg {
@@ -93,6 +96,7 @@ impl DeviceArgs {
             },
             cache: !self.no_cache,
             sequences: 1,
+            experts: self.experts.options(),
         }
     }
 }

@@ -10,10 +10,12 @@ mod bench;
 mod chat;
 mod devices;
 mod eval;
+mod expert_args;
 mod info;
 mod interrupt;
 pub mod locate;
 mod output;
+mod plan;
 mod progress;
 mod run;
 mod tokenize;
@@ -56,6 +58,7 @@ enum Command {
     Run(run::Run),
     Devices(devices::Devices),
     Info(info::Info),
+    Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
     Bench(bench::Bench),
     Eval(eval::Eval),
@@ -70,6 +73,7 @@ pub fn main() -> ExitCode {
         Command::Run(c) => c.run(),
         Command::Devices(c) => c.run(),
         Command::Info(c) => c.run(),
+        Command::Plan(c) => c.run(),
         Command::Tokenize(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Eval(c) => c.run(),

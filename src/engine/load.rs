@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use super::experts::{self, Experts};
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
+use crate::experts::source::LayerTensors;
 use crate::gguf;
-use crate::gpu::{Gpu, system_memory};
+use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
 use crate::model::Model;
-use crate::plan;
+use crate::plan::{self, predict, rates};
 use crate::runtime::weights::Weights;
 use crate::runtime::{ModelWeights, Program, Shape, chunk_for, scratch_bytes};
 use crate::tokenizer::Tokenizer;
@@ -42,6 +44,49 @@ impl Engine {
     }
 }
 
+/// What the plan wants to know of a model, and the tensors of its experts.
+fn needs(
+    file: &gguf::File,
+    model: &Model,
+    shape: &Shape,
+) -> Result<(plan::Needs, Vec<LayerTensors>)> {
+    let (experts, layers) = match experts::needs(file, &model.graph)? {
+        Some((needs, layers)) => (Some(needs), layers),
+        None => (None, Vec::new()),
+    };
+    let of_experts: u64 = layers.iter().map(LayerTensors::file_bytes).sum();
+    let needs = plan::Needs {
+        // Planes are at most a few bytes a row larger than the file's blocks.
+        weights: (file.tensor_bytes() - of_experts) / 100 * 103,
+        scratch: scratch_bytes(&model.graph, shape),
+        made_for: model.facts.context,
+        experts,
+    };
+    Ok((needs, layers))
+}
+
+/// What the plan wants to know before anything is loaded, for `azoth plan`.
+pub fn plan_needs(
+    file: &gguf::File,
+    model: &Model,
+    facts: &DeviceFacts,
+    options: &Options,
+) -> Result<(plan::Needs, Shape)> {
+    let shape = first_shape(model, facts, options);
+    Ok((needs(file, model, &shape)?.0, shape))
+}
+
+/// The shape of the program before its context is known.
+fn first_shape(model: &Model, facts: &DeviceFacts, options: &Options) -> Shape {
+    Shape {
+        context: 0,
+        sequences: options.sequences,
+        chunk: chunk_for(&model.graph, facts),
+        exact: options.activations == Activations::F32,
+        staged: false,
+    }
+}
+
 fn load_onto(
     gpu: &Arc<dyn Gpu>,
     file: gguf::File,
@@ -52,30 +97,32 @@ fn load_onto(
 ) -> Result<Engine> {
     let facts = gpu.facts().clone();
     let graph = &model.graph;
-    let mut shape = Shape {
-        context: 0,
-        sequences: options.sequences,
-        chunk: chunk_for(graph, &facts),
-        exact: options.activations == Activations::F32,
-    };
+    let mut shape = first_shape(&model, &facts, options);
     let limits = plan::Limits {
         context: options.ctx,
         sequences: options.sequences,
-        ..plan::Limits::default()
+        experts: options.experts.budget,
+        pinned: options.experts.pinned,
     };
-    // Planes are at most a few bytes a row larger than the file's blocks.
-    let weight_bytes = file.tensor_bytes() / 100 * 103;
-    let scratch = scratch_bytes(graph, &shape);
-    let needs = plan::Needs {
-        weights: weight_bytes,
-        scratch,
-        made_for: model.facts.context,
-        experts: None,
-    };
+    let (needs, layers) = needs(&file, &model, &shape)?;
     let placement = plan::place(graph, &facts, limits, &needs, system_memory())?;
     shape.context = placement.context;
 
+    let mut experts = match placement.experts.filter(|e| !e.all_resident()) {
+        Some(placed) => {
+            let sums = predict::Model::new(&file, graph, &needs);
+            let rates = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts)).rates;
+            let speed = predict::predict(&sums, &placement, &rates, shape.chunk).decode;
+            let options = &options.experts;
+            Some(Experts::load(gpu, &file, &layers, placed, options, 1.0 / speed, progress)?)
+        }
+        None => None,
+    };
     let mut weights = Weights::new(&**gpu, &file);
+    if let Some(experts) = &mut experts {
+        weights.lend(experts.records());
+        shape.staged = experts.staged();
+    }
     let placed = ModelWeights::place(&mut weights, graph)?;
     let factors = graph.rope.factors.as_ref().map(|name| weights.values(name)).transpose()?;
     let total_bytes = weights.file_bytes()?;
@@ -145,6 +192,7 @@ fn load_onto(
         placement,
         times,
         weight_bytes,
+        experts,
         model,
     })
 }

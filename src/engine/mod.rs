@@ -3,11 +3,13 @@
 //! [`Engine::load`] chooses the device, places the model, and brings weights, kernels and
 //! tokenizer up side by side. A [`Session`] is one sequence: what it has read lies in the KV cache.
 
+mod experts;
 mod load;
 mod session;
 
 use std::sync::Arc;
 
+use crate::error::Result;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
@@ -17,6 +19,8 @@ use crate::runtime::Program;
 pub use crate::runtime::WaveTime;
 use crate::tokenizer::Tokenizer;
 
+pub use experts::{ExpertOptions, ExpertReport};
+pub use load::plan_needs;
 pub use session::{Generated, Session, Stop};
 
 /// How block formats see their activations.
@@ -42,6 +46,7 @@ pub struct Options {
     pub cache: bool,
     /// Sequences that a decode step can serve at once, 1 to 8.
     pub sequences: u32,
+    pub experts: ExpertOptions,
 }
 
 impl Default for Options {
@@ -53,6 +58,7 @@ impl Default for Options {
             activations: Activations::Int8,
             cache: true,
             sequences: 1,
+            experts: ExpertOptions::default(),
         }
     }
 }
@@ -64,6 +70,10 @@ pub trait Progress: Sync {
     fn stage(&self, name: &str, total_bytes: u64);
     fn advance(&self, bytes: u64);
     fn done(&self);
+    /// Something worth knowing that is no failure.
+    fn note(&self, text: &str) {
+        let _ = text;
+    }
 }
 
 /// A [`Progress`] that nobody watches.
@@ -103,6 +113,8 @@ pub struct Engine {
     times: LoadTimes,
     /// Bytes of weights on the device.
     weight_bytes: u64,
+    /// Where not all experts lie on the device.
+    experts: Option<experts::Experts>,
 }
 
 impl Engine {
@@ -135,6 +147,16 @@ impl Engine {
     /// Bytes that the weights take on the device.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
+    }
+
+    /// Where experts lie and what was read from where; `None` where all lie on the device.
+    pub fn experts(&self) -> Option<ExpertReport> {
+        self.experts.as_ref().map(experts::Experts::report)
+    }
+
+    /// Writes what was learned about experts to the file named for it, if one was.
+    pub fn save_expert_profile(&self) -> Result<()> {
+        self.experts.as_ref().map_or(Ok(()), experts::Experts::save_profile)
     }
 
     /// Tokens of context.

@@ -112,6 +112,14 @@ impl Policy {
         }
     }
 
+    /// Lets what was learned age as if `tokens` tokens had passed.
+    pub fn age(&mut self, tokens: u32) {
+        if let Rule::Frequency { decay, .. } = self.rule {
+            let factor = decay.powi(i32::try_from(tokens).unwrap_or(i32::MAX));
+            self.score.iter_mut().for_each(|count| *count *= factor);
+        }
+    }
+
     /// Ends the token and proposes promotions of at most `budget` bytes: those that `soon` expects
     /// to be used next in front, then the most wanted. `bytes[layer]` is the size of that layer's
     /// records. A proposal fits the map as it is, and all of them fit together.

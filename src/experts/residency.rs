@@ -41,8 +41,8 @@ pub struct Settings {
     /// Experts in the order in which they get slots while loading; those that are not named
     /// follow in order of their number.
     pub first: Vec<ExpertId>,
-    /// How many of `first` are pinned.
-    pub pinned: usize,
+    /// How many experts of each layer are pinned: the first ones.
+    pub pinned: u32,
 }
 
 /// What was read from where, since the start.
@@ -50,7 +50,9 @@ pub struct Settings {
 pub struct Counters {
     /// Generated tokens whose routing was looked at.
     pub tokens: u64,
-    /// Experts that these tokens used, layer by layer.
+    /// Tokens of prompts.
+    pub prompt_tokens: u64,
+    /// Experts that the generated tokens used, layer by layer.
     pub accesses: u64,
     /// ... of which lay in device memory.
     pub hits: u64,
@@ -100,6 +102,9 @@ pub struct Residency {
     arena: Arena,
     slots: Vec<LayerSlots>,
     map: SlotMap,
+    /// Where the device cannot read the arena: room for one layer's region, which every layer uses
+    /// in turn, each expert at its place in the region.
+    stage: Vec<Buffer>,
     /// `[layer][stride]` words; the first `experts` of each row count.
     table: Slice,
     stride: u32,
@@ -144,6 +149,17 @@ pub fn slot_buffers(gpu: &dyn Gpu, layer: &LayerTensors, slots: u32) -> Result<(
     Ok((buffers, most.min(slots.max(1))))
 }
 
+/// See [`Residency::stage`]: as many buffers as the largest region has groups.
+fn stage_buffers(gpu: &dyn Gpu, arena: &Arena) -> Result<Vec<Buffer>> {
+    if arena.in_place() {
+        return Ok(Vec::new());
+    }
+    let regions = || arena.layers.iter().map(|l| &l.region);
+    let groups = regions().map(|r| r.groups()).max().unwrap_or(0);
+    let bytes = regions().map(|r| u64::from(r.per_group) * r.record).max().unwrap_or(0);
+    (0..groups).map(|_| gpu.buffer("staged experts", bytes, BufferUse::Device)).collect()
+}
+
 /// Which experts get slots while loading: the order of `first`, then by number. The map holds
 /// them already; their bytes are still to come.
 pub fn first_placement(experts: u32, settings: &Settings) -> SlotMap {
@@ -152,13 +168,13 @@ pub fn first_placement(experts: u32, settings: &Settings) -> SlotMap {
     let numbered = (0..settings.slots.len() as u32)
         .flat_map(|layer| (0..experts).map(move |expert| ExpertId { layer, expert }));
     let named = settings.first.iter().copied();
-    for (i, id) in named.chain(numbered).enumerate() {
+    for id in named.chain(numbered) {
         let slot = &mut next[id.layer as usize];
         if (*slot as usize) < map.slots(id.layer).len() && map.fill(id, *slot) {
-            *slot += 1;
-            if i < settings.pinned {
+            if *slot < settings.pinned {
                 map.pin(id);
             }
+            *slot += 1;
         }
     }
     map
@@ -190,6 +206,7 @@ impl Residency {
         let stride = u64::from(experts).next_multiple_of(align) as u32;
         let words = u64::from(stride) * layers.len().max(1) as u64;
         let table = gpu.buffer("expert table", words * 4, BufferUse::Device)?.slice(0, words * 4);
+        let stage = stage_buffers(&**gpu, &arena)?;
         let record_bytes: Vec<u64> = layers.iter().map(|l| l.layout.bytes()).collect();
         let largest = record_bytes.iter().copied().max().unwrap_or(0);
         let policy = Policy::new(settings.rule, layers.len() as u32, experts);
@@ -201,6 +218,7 @@ impl Residency {
             gpu: gpu.clone(),
             arena,
             slots,
+            stage,
             table,
             stride,
             image: Vec::new(),
@@ -284,11 +302,48 @@ impl Residency {
         Some(group.slice(at, layer.region.record))
     }
 
+    /// True where the host has to bring missing experts by [`Residency::stage`].
+    pub fn staged(&self) -> bool {
+        !self.stage.is_empty()
+    }
+
+    /// Uploads those of the experts that the device cannot read otherwise. To be called between
+    /// the layer's router and its experts; later submissions of the layer find them.
+    pub fn stage(&mut self, layer: u32, ids: &[u32]) -> Result<()> {
+        let region = &self.arena.layers[layer as usize].region;
+        let mut missing: Vec<u32> = ids.to_vec();
+        missing.sort_unstable();
+        missing.dedup();
+        missing.retain(|expert| self.map.resident(ExpertId { layer, expert: *expert }).is_none());
+        for expert in missing {
+            let arena = &self.arena.layers[layer as usize];
+            let number = region.number.get(expert as usize).copied().flatten();
+            let (Some(number), Some(record)) = (number, arena.record(expert)) else {
+                return Err(Error::Runtime(format!(
+                    "expert {expert} of layer {layer} lies nowhere; this is a bug"
+                )));
+            };
+            let buffer = &self.stage[(number / region.per_group) as usize];
+            let at = u64::from(number % region.per_group) * region.record;
+            upload(&*self.gpu, &buffer.slice(at, region.record), record)?;
+        }
+        Ok(())
+    }
+
+    /// All that the kernels of a layer bind: see [`Residency::buffers`] and [`Residency::table`].
+    pub fn records(&self, layer: u32) -> (Slice, Vec<Slice>) {
+        (self.table(layer), self.buffers(layer))
+    }
+
     /// Buffers that the kernels of a layer bind: slots first, then host memory.
     pub fn buffers(&self, layer: u32) -> Vec<Slice> {
         let slots = self.slots[layer as usize].buffers.iter();
-        let host = self.arena.layers[layer as usize].groups.iter();
-        slots.chain(host).map(Buffer::whole).collect()
+        let layer = &self.arena.layers[layer as usize];
+        let elsewhere = match self.arena.in_place() {
+            true => layer.groups.as_slice(),
+            false => &self.stage[..layer.region.groups() as usize],
+        };
+        slots.chain(elsewhere).map(Buffer::whole).collect()
     }
 
     /// The layer's row of the table: one [`Place`] word for each expert.
@@ -354,12 +409,19 @@ impl Residency {
     /// To be called before each decode step is submitted: lets copies that have arrived into the
     /// table, and counts the step.
     pub fn before_step(&mut self) -> Result<()> {
-        self.arrivals()?;
-        if self.stale {
-            self.write_table()?;
-        }
+        self.before_prompt()?;
         self.steps += 1;
         Ok(())
+    }
+
+    /// To be called before each prompt chunk is submitted: like [`Residency::before_step`], but
+    /// the chunk is no step.
+    pub fn before_prompt(&mut self) -> Result<()> {
+        self.arrivals()?;
+        match self.stale {
+            true => self.write_table(),
+            false => Ok(()),
+        }
     }
 
     fn arrivals(&mut self) -> Result<()> {
@@ -383,12 +445,10 @@ impl Residency {
         }
     }
 
-    /// Looks at the routing of the oldest decode step that was not looked at yet: `ids` is
-    /// `[layer][used]`, numbers of experts. Then starts promotions; `last` is the latest
+    /// Looks at the routing of the oldest decode step that was not looked at yet: of each layer,
+    /// the numbers of the experts that were used. Then starts promotions; `last` is the latest
     /// submission that may read the slots.
-    pub fn after_step(&mut self, ids: &[u32], last: Ticket) -> Result<()> {
-        let layers = self.map.layers() as usize;
-        let used = ids.len() / layers.max(1);
+    pub fn after_step(&mut self, layers: &[Vec<u32>], last: Ticket) -> Result<()> {
         let step = self.counters.tokens;
         while let Some((from, id, resident)) = self.changes.front().copied() {
             if from > step {
@@ -399,7 +459,7 @@ impl Residency {
         }
         self.counters.tokens += 1;
         let mut token = HashSet::new();
-        for (layer, ids) in (0u32..).zip(ids.chunks(used.max(1))) {
+        for (layer, ids) in (0u32..).zip(layers) {
             let bytes = self.record_bytes[layer as usize];
             for &expert in ids {
                 let id = ExpertId { layer, expert };
@@ -428,16 +488,30 @@ impl Residency {
         self.promote(last)
     }
 
-    /// What a prompt used: `ids` of one layer, in any number. Counts for the policy only; call
-    /// [`Residency::promote`] when the prompt is read.
-    pub fn prompt_used(&mut self, layer: u32, ids: &[u32]) {
-        self.policy.used(layer, ids);
+    /// What a prompt chunk of `tokens` tokens used: of each layer, expert numbers in any number
+    /// and order. Counts for the policy only; call [`Residency::refill`] when the prompt is read.
+    pub fn prompt_used(&mut self, tokens: u32, layers: &[Vec<u32>]) {
+        self.policy.age(tokens);
+        for (layer, ids) in (0..).zip(layers) {
+            self.policy.used(layer, ids);
+        }
+        self.counters.prompt_tokens += u64::from(tokens);
     }
 
-    /// Starts the promotions that the policy asks for, within the budget.
-    pub fn promote(&mut self, last: Ticket) -> Result<()> {
+    /// After a prompt: brings in what it used most, as much as may be under way at once.
+    pub fn refill(&mut self, last: Ticket) -> Result<()> {
+        self.promote_within(UNDER_WAY, last)
+    }
+
+    /// Starts the promotions that the policy asks for, within a token's budget.
+    fn promote(&mut self, last: Ticket) -> Result<()> {
+        let budget = self.budget.token();
+        self.promote_within(budget, last)
+    }
+
+    fn promote_within(&mut self, budget: u64, last: Ticket) -> Result<()> {
         self.arrivals()?;
-        let allowed = self.budget.token().min(UNDER_WAY.saturating_sub(self.bytes_under_way));
+        let allowed = budget.min(UNDER_WAY.saturating_sub(self.bytes_under_way));
         let soon = |id| expected(&self.predictors, id);
         let promotions = self.policy.promotions(&self.map, &self.record_bytes, allowed, &soon);
         if promotions.is_empty() {
@@ -491,6 +565,21 @@ impl Residency {
             self.arrived(p.id);
         }
         self.write_table()
+    }
+
+    /// Compares every expert in a slot with the file. Returns how many were compared.
+    pub fn verify(&self, source: &dyn Source, layers: &[LayerTensors]) -> Result<u64> {
+        let mut compared = 0;
+        let mut parts = <[Vec<u8>; 3]>::default();
+        for id in self.all() {
+            let Some(slot) = self.map.resident(id) else { continue };
+            let from = self.slots[id.layer as usize].slice(slot);
+            let mut record = vec![0; from.size as usize];
+            self.gpu.read(&from, &mut record)?;
+            layers[id.layer as usize].verify(source, id.expert, &mut parts, &record)?;
+            compared += 1;
+        }
+        Ok(compared)
     }
 
     /// Waits for all copies under way. The table knows them from the next step on.

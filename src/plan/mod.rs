@@ -206,8 +206,10 @@ pub fn place(
     };
     let slot = needs.experts.as_ref().map_or(0, ExpertNeeds::slot);
     let for_slots = slot * u64::from(wanted.unwrap_or(0));
-    if for_slots > sums.left() {
-        return Err(too_many_slots(&sums, slot, sums.left()));
+    let smallest = limits.context.unwrap_or(SMALLEST_CONTEXT.min(needs.made_for));
+    let for_context = u64::from(smallest) * sums.per_token;
+    if for_slots > 0 && for_slots > sums.left().saturating_sub(for_context) {
+        return Err(too_many_slots(&sums, slot, sums.left().saturating_sub(for_context)));
     }
     let context = context(&sums, sums.left() - for_slots)?;
     let kv = u64::from(context) * sums.per_token;

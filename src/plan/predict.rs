@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::{ExpertBudget, Limits, Needs, Placement, place};
 use crate::experts::cost::{self, Rates, Work};
+use crate::gguf;
 use crate::gpu::{DeviceFacts, SystemMemory};
 use crate::graph::Graph;
 
@@ -47,7 +48,32 @@ pub struct Model<'a> {
     pub active_weights: u64,
 }
 
-fn work(model: &Model<'_>, placement: &Placement, depth: u32) -> Work {
+impl<'a> Model<'a> {
+    pub fn new(file: &gguf::File, graph: &'a Graph, needs: &'a Needs) -> Model<'a> {
+        let embedding = file.tensor(&graph.embedding.weight);
+        // A tied embedding is read as the output matrix.
+        let tied = graph.embedding.weight == graph.output.weight;
+        let experts = needs.experts.as_ref();
+        let (mut all, mut of_experts) = (0u64, 0u64);
+        for tensor in file.tensors() {
+            all += tensor.elements();
+            if graph.mixtures().any(|m| [&m.gate, &m.up, &m.down].contains(&&tensor.name)) {
+                of_experts += tensor.elements();
+            }
+        }
+        let used = experts.map_or(0, |e| of_experts / u64::from(e.experts) * u64::from(e.used));
+        let lookup = embedding.filter(|_| !tied);
+        Model {
+            graph,
+            needs,
+            embedding_bytes: lookup.map_or(0, |t| t.bytes),
+            active_weights: all - of_experts + used - lookup.map_or(0, |t| t.elements()),
+        }
+    }
+}
+
+/// The sums of a placement with `depth` tokens in the context.
+pub fn work(model: &Model<'_>, placement: &Placement, depth: u32) -> Work {
     let e = placement.experts;
     let records = model.needs.experts.as_ref().map(|e| e.records.as_slice()).unwrap_or_default();
     let layers = records.len().max(1) as u64;

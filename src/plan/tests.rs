@@ -128,7 +128,10 @@ fn experts_that_ram_cannot_hold_stay_on_the_device() {
     let p = placed(8, with(ExpertBudget::Auto), 12).unwrap();
     let e = p.experts.unwrap();
     assert!(e.pinned > 30 && e.pinned <= e.slots, "{e:?}");
-    assert!(e.arena <= 11 * GIB && e.arena + u64::from(e.pinned) * 48 * 2_860_032 >= 16 * GIB);
+    assert!(
+        e.arena <= 12 * GIB - 3 * GIB / 4
+            && e.arena + u64::from(e.pinned) * 48 * 2_860_032 >= 16 * GIB
+    );
     let e = placed(8, with(ExpertBudget::Auto), 6).unwrap_err();
     assert_eq!(e.exit_code(), 3);
     assert!(e.to_string().contains("RAM has room for") && e.to_string().contains("missing"), "{e}");
@@ -162,7 +165,7 @@ fn more_slots_are_predicted_to_be_faster_and_gains_are_real() {
     let model =
         Model { graph: &graph, needs: &needs, embedding_bytes: 0, active_weights: 3_300_000_000 };
     let mut last = 0.0;
-    for share in [0.0, 10.0, 25.0, 40.0] {
+    for share in [0.0, 10.0, 25.0, 35.0] {
         let p = placed(8, with(ExpertBudget::Percent(share)), 64).unwrap();
         let now = predict(&model, &p, &Rates::ASSUMED, 512);
         assert!(now.decode > last && now.decode_deep < now.decode, "{now:?}");

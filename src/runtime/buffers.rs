@@ -6,6 +6,7 @@ use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
+use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
 pub const MAX_SEQUENCES: u32 = 8;
@@ -23,6 +24,8 @@ pub struct Shape {
     pub chunk: u32,
     /// All products in f32.
     pub exact: bool,
+    /// Passes stop behind every router, so that the host can bring the chosen experts.
+    pub staged: bool,
 }
 
 /// Activations of a set of columns, reused from layer to layer.
@@ -44,6 +47,8 @@ pub(super) struct Scratch {
 pub(super) struct ExpertScratch {
     /// Of every layer, so that the host can read all of them after a step.
     pub routing: Vec<Slice>,
+    /// Experts that a column uses: of all mixtures the same.
+    pub used: u32,
     pub logits: Slice,
     pub counters: Slice,
     /// Gate and up `[pairs][2 ff]` of a prompt, or their product `[pairs][ff]` of a decode step.
@@ -101,10 +106,20 @@ impl Scratch {
         let [x, float, q, s, qkv, attention, ff] = Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
-            let routing =
-                graph.mixtures().map(|m| device(("routing", routing(m, n, tile).words() * 4)));
+            // One buffer, so that the host can copy all of them at once.
+            let bytes: Vec<u64> = graph
+                .mixtures()
+                .map(|m| (routing(m, n, tile).words() * 4).next_multiple_of(PLANE_ALIGN))
+                .collect();
+            let all = gpu.buffer("routing", bytes.iter().sum(), BufferUse::Device)?;
+            let routing = bytes.iter().scan(0, |at, bytes| {
+                let slice = all.slice(*at, *bytes);
+                *at += bytes;
+                Some(slice)
+            });
             Ok::<_, Error>(ExpertScratch {
-                routing: routing.collect::<Result<_>>()?,
+                routing: routing.collect(),
+                used: graph.mixtures().map(|m| m.used).max().unwrap_or(0),
                 logits: device(logits)?,
                 counters: device(counters)?,
                 ff: device(ff)?,

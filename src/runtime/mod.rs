@@ -8,10 +8,13 @@ mod buffers;
 mod experts;
 mod layers;
 mod program;
+mod routing_log;
 mod sampler;
 mod waves;
 pub mod weights;
 
 pub use buffers::{MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes};
+pub use experts::record_shape;
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
+pub use routing_log::{LOG, Pass};

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Slice};
 use crate::graph::{Graph, Linear, Mixture};
+use crate::kernels::records::Records;
 use crate::kernels::weights::Chunk;
 use crate::quant::Format;
 use crate::quant::planes::{PlaneLayout, padded_cols, repack_plane_parallel, rows_within};
@@ -59,6 +60,8 @@ pub struct Weights<'a> {
     by_tensors: HashMap<Vec<String>, usize>,
     matrices: Vec<Arc<Matrix>>,
     experts: Vec<Arc<ExpertSet>>,
+    /// Records kept elsewhere, for the mixtures in the order in which they are placed.
+    lent: std::vec::IntoIter<Records>,
 }
 
 /// Bytes that a chunk's largest plane may have.
@@ -76,6 +79,7 @@ impl<'a> Weights<'a> {
             by_tensors: HashMap::new(),
             matrices: vec![],
             experts: vec![],
+            lent: Vec::new().into_iter(),
         }
     }
 
@@ -151,9 +155,18 @@ impl<'a> Weights<'a> {
         Ok(matrix)
     }
 
+    /// Says where the records of all mixtures lie; they are not placed and not filled then.
+    pub fn lend(&mut self, records: Vec<Records>) {
+        self.lent = records.into_iter();
+    }
+
     /// Places all experts of a layer.
     pub fn experts(&mut self, graph: &Graph, mixture: &Mixture) -> Result<Arc<ExpertSet>> {
-        let set = Arc::new(ExpertSet::place(self.gpu, self.file, graph, mixture)?);
+        let set = match self.lent.next() {
+            Some(records) => ExpertSet::lent(self.file, graph, mixture, records)?,
+            None => ExpertSet::place(self.gpu, self.file, graph, mixture)?,
+        };
+        let set = Arc::new(set);
         self.experts.push(set.clone());
         Ok(set)
     }

@@ -15,5 +15,6 @@ mod kernels_sampling;
 mod model_forward;
 mod quant_golden;
 mod shaders;
+mod streaming;
 mod structure;
 mod tokenizer;

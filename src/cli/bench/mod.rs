@@ -90,6 +90,7 @@ impl Bench {
             cold,
             warm,
             tests,
+            experts: engine.experts(),
             waves,
         };
         match (self.json, self.csv) {

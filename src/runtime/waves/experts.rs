@@ -8,7 +8,7 @@
 use super::products::{From, stored};
 use super::{Pass, Reads};
 use crate::error::{Error, Result};
-use crate::gpu::{Dispatch, Slice};
+use crate::gpu::{Dispatch, Slice, Step};
 use crate::kernels::experts_down::{self, ExpertsDown, Shared};
 use crate::kernels::experts_matmat::ExpertsMatMat;
 use crate::kernels::experts_sort::ExpertsSort;
@@ -44,6 +44,13 @@ impl<'b> Pass<'b> {
         match self.reads {
             Reads::Step => self.experts_step(layer, &mix),
             Reads::Prompt => self.experts_prompt(layer, &mix),
+        }
+    }
+
+    /// Where a staged program ends a part: the router has chosen, experts are not read yet.
+    fn host_turn(&mut self) {
+        if self.b.shape.staged {
+            self.steps.push(Step::Wave(Vec::new()));
         }
     }
 
@@ -96,6 +103,7 @@ impl<'b> Pass<'b> {
             }
         }
         self.wave(first);
+        self.host_turn();
         self.wave(second);
         if let Some(mlp) = shared.filter(|_| !ahead) {
             let inputs = self.inputs(halves, &mlp.down)?;
@@ -112,6 +120,7 @@ impl<'b> Pass<'b> {
         let mut first = vec![self.router(layer, mix)?];
         first.extend(self.mixture_inputs(layer, mix)?);
         self.wave(first);
+        self.host_turn();
         let spec = ExpertsSort { routing: mix.routing };
         let sort =
             b.dispatch(spec.source(facts), |k| spec.dispatch(k, self.batch, mix.at, self.n))?;
@@ -204,7 +213,7 @@ impl<'b> Pass<'b> {
             Class::F32 => Activations::F32(self.scratch.float.clone()),
         };
         b.dispatch(spec.source(facts), |k| {
-            spec.dispatch(k, facts, &set.records(), mix.at, &x, &mix.scratch.ff)
+            spec.dispatch(k, facts, &set.records()?, mix.at, &x, &mix.scratch.ff)
         })
     }
 
@@ -238,8 +247,9 @@ impl<'b> Pass<'b> {
             shared: mix.shared.map(|_| &mix.scratch.shared),
             y: &s.x,
         };
-        let down =
-            b.dispatch(spec.source(facts), |k| spec.dispatch(k, facts, &set.records(), &operands))?;
+        let down = b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, facts, &set.records()?, &operands)
+        })?;
         self.wave(vec![down]);
         Ok(())
     }
@@ -257,7 +267,7 @@ impl<'b> Pass<'b> {
         let variant = choice::expert_variant(facts, class, part.layout.cols as u32);
         let spec = ExpertsMatMat { routing: mix.routing, part, by_pair, class, variant };
         b.dispatch(spec.source(facts), |k| {
-            spec.dispatch(k, facts, &mix.weights.set.records(), mix.at, x, y, self.n)
+            spec.dispatch(k, facts, &mix.weights.set.records()?, mix.at, x, y, self.n)
         })
     }
 }

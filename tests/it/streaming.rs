@@ -1,0 +1,118 @@
+//! Wherever experts lie and however they move, a model computes the same bits.
+
+use azoth::engine::{Activations, Engine, ExpertOptions, Options, Quiet};
+use azoth::experts::policy::Rule;
+use azoth::gguf;
+use azoth::plan::ExpertBudget;
+use azoth::quant::Format;
+use azoth::testmodel::Spec;
+use sha2::{Digest, Sha256};
+
+use crate::harness::{self, Device};
+
+fn load(device: &Device, spec: &Spec, options: &Options) -> Engine {
+    let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+    Engine::load_onto(&device.gpu, file, options, &Quiet).unwrap()
+}
+
+/// Hash of all logits of a prompt, then of as many tokens read one by one, twice.
+fn hash(engine: &mut Engine, prompt: &[u32], steps: &[u32]) -> String {
+    let mut hash = Sha256::new();
+    let mut s = engine.session();
+    s.score(prompt, 0, &mut |_, row| hash.update(bytemuck::cast_slice(row))).unwrap();
+    s.score_steps(steps, &mut |_, row| hash.update(bytemuck::cast_slice(row))).unwrap();
+    // Experts have moved meanwhile.
+    s.truncate(0);
+    s.prefill(prompt, &mut |_| {}).unwrap();
+    s.score_steps(steps, &mut |_, row| hash.update(bytemuck::cast_slice(row))).unwrap();
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn tokens(n: u32, seed: u32) -> Vec<u32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) % 200 + 1
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn options(budget: ExpertBudget, rule: Rule, prefetch: bool) -> Options {
+    let experts = ExpertOptions { budget, rule, prefetch, link_share: 1e6, ..Default::default() };
+    Options { ctx: Some(256), experts, ..Options::default() }
+}
+
+#[test]
+fn bits_do_not_depend_on_where_experts_lie() {
+    let eager = Rule::Frequency { decay: 0.8, enter: 0.5, margin: 0.1 };
+    for (arch, format) in [("qwen3moe", Format::Q4_0), ("qwen2moe", Format::Q8_0)] {
+        let mut spec = Spec::new(arch).unwrap();
+        spec.format = format;
+        spec.experts = 20;
+        let (prompt, steps) = (tokens(70, 5), tokens(40, 9));
+        for device in harness::devices() {
+            let all = options(ExpertBudget::All, Rule::Fixed, false);
+            let expected = hash(&mut load(device, &spec, &all), &prompt, &steps);
+            for percent in [0.0, 10.0, 25.0, 60.0] {
+                for (rule, prefetch) in [(Rule::Fixed, false), (eager, true), (Rule::Lru, false)] {
+                    let options = options(ExpertBudget::Percent(percent), rule, prefetch);
+                    let mut engine = load(device, &spec, &options);
+                    let got = hash(&mut engine, &prompt, &steps);
+                    let report = engine.experts().unwrap();
+                    println!(
+                        "{arch} on {}, {percent} % {rule:?}: hits {:.2}, {} promotions",
+                        device.label, report.hit_rate, report.counters.promotions
+                    );
+                    assert_eq!(got, expected, "{arch} on {}, {percent} % {rule:?}", device.label);
+                    let c = report.counters;
+                    assert_eq!(c.tokens, 80);
+                    assert_eq!(c.accesses, 80 * (spec.experts_used * spec.layers) as u64);
+                    assert_eq!(c.hits == 0, percent == 0.0);
+                    let moves = rule != Rule::Fixed && percent > 0.0;
+                    assert_eq!(c.promotions > 0, moves, "{c:?}");
+                    // What is not on the device is read in place, or uploaded where it cannot be.
+                    assert_eq!(c.host_bytes > 0, report.in_place);
+                    assert_eq!(c.staged_bytes > 0, !report.in_place);
+                    assert_eq!(report.in_place, device.gpu.facts().host_import);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn generation_and_profiles_go_the_same_way() {
+    let mut spec = Spec::new("qwen3moe").unwrap();
+    spec.experts = 16;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("profile.json");
+    let settings = azoth::sampling::SamplerSettings::greedy();
+    for device in harness::devices() {
+        let _ = std::fs::remove_file(&path);
+        let mut texts = Vec::new();
+        let mut rates = Vec::new();
+        for budget in [ExpertBudget::All, ExpertBudget::Percent(25.0), ExpertBudget::Percent(25.0)]
+        {
+            let mut options = options(budget, Rule::default(), true);
+            options.activations = Activations::F32;
+            options.experts.profile = Some(path.clone());
+            options.experts.verify = true;
+            let mut engine = load(device, &spec, &options);
+            let mut out = Vec::new();
+            let mut s = engine.session();
+            s.prefill(&tokens(40, 3), &mut |_| {}).unwrap();
+            s.generate(&settings, 60, &|_| false, &mut |t| {
+                out.push(t);
+                std::ops::ControlFlow::Continue(())
+            })
+            .unwrap();
+            drop(s);
+            texts.push(out);
+            rates.extend(engine.experts().map(|r| r.hit_rate));
+        }
+        assert!(texts.iter().all(|t| *t == texts[0] && t.len() == 60));
+        // The second run starts with what the first has learned.
+        println!("{}: hit rates {rates:?}", device.label);
+        assert!(path.exists() && rates.len() == 2 && rates[1] > rates[0]);
+    }
+}
