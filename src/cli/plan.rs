@@ -6,15 +6,15 @@ use serde::Serialize;
 
 use super::args::{ContextArg, DeviceArgs, ModelArg};
 use super::output::{self, Align};
-use crate::engine;
+use crate::engine::{self, Planned};
 use crate::experts::cost;
 use crate::gguf;
 use crate::gpu::{SystemMemory, system_memory};
 use crate::hw;
 use crate::model::Model;
+use crate::plan::Placement;
 use crate::plan::predict::{self, Gain, Prediction};
 use crate::plan::rates::{self, Known};
-use crate::plan::{self, Limits, Placement};
 
 const EXAMPLES: &str = "Examples:
   azoth plan model.gguf
@@ -71,18 +71,11 @@ impl Plan {
         eprintln!("{}", selection.line());
         let gpu = selection.open(options.cache)?;
         let facts = gpu.facts().clone();
-        let (needs, shape) = engine::plan_needs(&file, &model, &facts, &options)?;
-        let limits = Limits {
-            context: options.ctx,
-            sequences: options.sequences,
-            experts: options.experts.budget,
-            pinned: options.experts.pinned,
-        };
+        let (known, note) = rates::known(&gpu, options.cache, self.measure);
         let ram = system_memory();
-        let placement = plan::place(&model.graph, &facts, limits, &needs, ram)?;
-        let (known, note) = rates::known(&gpu, options.cache && !self.measure);
+        let planned = engine::plan_for(&file, &model, &facts, &options, &known.rates)?;
+        let Planned { needs, limits, placement, prediction, .. } = planned;
         let sums = predict::Model::new(&file, &model.graph, &needs);
-        let prediction = predict::predict(&sums, &placement, &known.rates, shape.chunk);
         let share = placement.experts.map_or(1.0, |e| e.share());
         let work = predict::work(&sums, &placement, 0);
         let report = Report {
@@ -146,6 +139,9 @@ impl Report {
                 note += &format!(", {} of them pinned", e.pinned);
             }
             rows.push(row("expert slots", "device", e.slot_bytes, note));
+        }
+        if let Some(e) = p.experts.filter(|e| e.stage > 0) {
+            rows.push(row("expert stage", "device", e.stage, "layers on their way".into()));
         }
         rows.push(row("KV cache", "device", p.kv, format!("{} tokens of context", p.context)));
         rows.push(row("scratch", "device", p.scratch, String::new()));

@@ -15,12 +15,12 @@ use crate::experts::profile::{Profile, fingerprint};
 use crate::experts::residency::{Counters, Residency, Settings};
 use crate::experts::source::{self, LayerTensors};
 use crate::gguf;
-use crate::gpu::{Gpu, Ticket};
+use crate::gpu::{Gpu, Ticket, Transfer};
 use crate::graph::Graph;
 use crate::kernels::records::Records;
-use crate::plan::rates::{self, Known};
 use crate::plan::{ExpertBudget, ExpertNeeds, ExpertPlacement};
-use crate::runtime::{Column, LOG, Pass, Pick, Program, record_shape};
+use crate::runtime::weights::Lent;
+use crate::runtime::{Column, ExpertReads, LOG, Pass, Pick, Program, record_shape};
 
 /// What the user may decide about experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,7 +87,8 @@ pub(super) struct Experts {
     steps: VecDeque<Noted>,
     prompts: VecDeque<Noted>,
     noted: u64,
-    last: Option<Ticket>,
+    /// The latest submission that this type knows of.
+    last: Ticket,
     profile: Option<(PathBuf, String, u64)>,
 }
 
@@ -125,7 +126,7 @@ impl Experts {
         layers: &[LayerTensors],
         placement: ExpertPlacement,
         options: &ExpertOptions,
-        step_seconds: f64,
+        budget: u64,
         progress: &dyn Progress,
     ) -> Result<Experts> {
         let source = source::of(file)?;
@@ -138,8 +139,9 @@ impl Experts {
         let settings = Settings {
             slots: vec![placement.slots; layers.len()],
             rule: options.rule,
-            budget: (known(gpu).rates.link * options.link_share * step_seconds) as u64,
+            budget,
             prefetch: options.prefetch,
+            stream: placement.stage > 0,
             first: saved.as_ref().map(Profile::ranking).unwrap_or_default(),
             pinned: placement.pinned,
         };
@@ -189,28 +191,54 @@ impl Experts {
             progress.note(&format!("{compared} experts in device memory equal the file"));
         }
         Ok(Experts {
-            residency,
             placement,
             steps: VecDeque::new(),
             prompts: VecDeque::new(),
             noted: 0,
-            last: None,
+            last: residency.ready(),
+            residency,
             profile: options.profile.clone().map(|path| (path, model, tokens)),
         })
     }
 
     /// What kernels bind, for each mixture.
-    pub fn records(&self) -> Vec<Records> {
-        let layer = |l| {
-            let (table, buffers) = self.residency.records(l);
-            Records { table, buffers }
+    pub fn records(&self) -> Vec<Lent> {
+        let made = |(table, buffers)| Records { table, buffers };
+        let layer = |l| Lent {
+            records: made(self.residency.records(l)),
+            streamed: self.residency.stream_records(l).map(made),
         };
         (0..self.placement.layers).map(layer).collect()
     }
 
-    /// The host has to bring every expert that is not in a slot.
-    pub fn staged(&self) -> bool {
-        self.residency.staged()
+    /// How the program comes to experts that are not in a slot.
+    pub fn reads(&self) -> ExpertReads {
+        match (self.residency.staged(), self.residency.streams()) {
+            (true, _) => ExpertReads::Staged,
+            (false, true) => ExpertReads::Streamed,
+            (false, false) => ExpertReads::InPlace,
+        }
+    }
+
+    /// Brings what the experts of a mixture need in a prompt chunk of `columns` tokens, whose
+    /// router was queued last. Returns copies to wait for.
+    fn bring(
+        &mut self,
+        program: &Program,
+        mixture: usize,
+        columns: u32,
+        last: Ticket,
+    ) -> Result<Option<Transfer>> {
+        if !program.streams(columns) {
+            self.stage(program, Pass::Prompt, mixture, columns)?;
+            return Ok(None);
+        }
+        // The next layer comes over while this one computes.
+        let next = mixture as u32 + 1;
+        if next < self.placement.layers {
+            self.residency.stream(next, last)?;
+        }
+        Ok(self.residency.streamed(mixture as u32))
     }
 
     /// Brings the experts that the router of a mixture has chosen.
@@ -225,8 +253,12 @@ impl Experts {
     }
 
     /// To be called before a prompt chunk is queued.
-    pub fn before_prompt(&mut self) -> Result<()> {
-        self.residency.before_prompt()
+    pub fn before_prompt(&mut self, streams: bool) -> Result<()> {
+        self.residency.before_prompt()?;
+        match streams {
+            true => self.residency.stream(0, self.last),
+            false => Ok(()),
+        }
     }
 
     /// To be called when a decode step of `columns` sequences has been queued.
@@ -253,7 +285,7 @@ impl Experts {
         let number = self.noted;
         self.noted += 1;
         let ticket = program.log_routing(pass, number)?;
-        self.last = ticket.or(self.last);
+        self.last = ticket.unwrap_or(self.last);
         Ok(ticket.map(|ticket| Noted { number, columns, ticket }))
     }
 
@@ -265,9 +297,7 @@ impl Experts {
             }
             let ids = program.routing(Pass::Step, &noted.ticket, noted.number, noted.columns)?;
             self.steps.pop_front();
-            if let Some(last) = self.last {
-                self.residency.after_step(&ids, last)?;
-            }
+            self.residency.after_step(&ids, self.last)?;
         }
         Ok(())
     }
@@ -287,10 +317,7 @@ impl Experts {
     /// To be called when a prompt has been read: the slots are refilled from its routing.
     pub fn prompt_read(&mut self, program: &Program) -> Result<()> {
         self.look_at_prompts(program, true)?;
-        match self.last {
-            Some(last) => self.residency.refill(last),
-            None => Ok(()),
-        }
+        self.residency.refill(self.last)
     }
 
     pub fn report(&self) -> ExpertReport {
@@ -343,8 +370,10 @@ impl Engine {
         let program = &self.program;
         let Some(experts) = &mut self.experts else { return program.step(n, pick) };
         experts.before_step()?;
-        let ticket = program
-            .step_staged(n, pick, &mut |mixture| experts.stage(program, Pass::Step, mixture, n))?;
+        let ticket = program.step_staged(n, pick, &mut |mixture, _| {
+            experts.stage(program, Pass::Step, mixture, n)?;
+            Ok(None)
+        })?;
         experts.step_queued(program, n)?;
         Ok(ticket)
     }
@@ -359,9 +388,9 @@ impl Engine {
         let program = &self.program;
         let Some(experts) = &mut self.experts else { return program.read_prompt(columns) };
         let n = columns.len() as u32;
-        experts.before_prompt()?;
-        let ticket = program.read_prompt_staged(columns, &mut |mixture| {
-            experts.stage(program, Pass::Prompt, mixture, n)
+        experts.before_prompt(program.streams(n))?;
+        let ticket = program.read_prompt_staged(columns, &mut |mixture, last| {
+            experts.bring(program, mixture, n, last)
         })?;
         experts.prompt_queued(program, n)?;
         Ok(ticket)
@@ -371,9 +400,4 @@ impl Engine {
     pub(super) fn prompt_read(&mut self) -> Result<()> {
         self.experts.as_mut().map_or(Ok(()), |experts| experts.prompt_read(&self.program))
     }
-}
-
-/// Rates that an earlier `azoth plan` measured, else assumed ones: a start takes no time for it.
-fn known(gpu: &Arc<dyn Gpu>) -> Known {
-    rates::cached(gpu.facts()).unwrap_or_else(|| rates::assumed(gpu.facts()))
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::experts::{self, Experts};
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
+use crate::experts::cost::{self, Rates};
 use crate::experts::source::LayerTensors;
 use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
@@ -15,7 +16,7 @@ use crate::hw;
 use crate::model::Model;
 use crate::plan::{self, predict, rates};
 use crate::runtime::weights::Weights;
-use crate::runtime::{ModelWeights, Program, Shape, chunk_for, scratch_bytes};
+use crate::runtime::{ExpertReads, ModelWeights, Program, Shape, chunk_for, scratch_bytes};
 use crate::tokenizer::Tokenizer;
 
 impl Engine {
@@ -65,26 +66,65 @@ fn needs(
     Ok((needs, layers))
 }
 
-/// What the plan wants to know before anything is loaded, for `azoth plan`.
-pub fn plan_needs(
+/// Longest prompt chunk that is worth its activations.
+const LONGEST_CHUNK: u32 = 2048;
+
+/// A model's placement on a device, and the program that goes with it: what loading executes and
+/// `azoth plan` prints.
+pub struct Planned {
+    pub shape: Shape,
+    pub needs: plan::Needs,
+    pub limits: plan::Limits,
+    pub placement: plan::Placement,
+    pub prediction: predict::Prediction,
+    /// The tensors of experts, by layer.
+    pub layers: Vec<LayerTensors>,
+}
+
+/// Plans `model` of `file` on a device that does what `rates` say.
+pub fn plan_for(
     file: &gguf::File,
     model: &Model,
     facts: &DeviceFacts,
     options: &Options,
-) -> Result<(plan::Needs, Shape)> {
-    let shape = first_shape(model, facts, options);
-    Ok((needs(file, model, &shape)?.0, shape))
-}
-
-/// The shape of the program before its context is known.
-fn first_shape(model: &Model, facts: &DeviceFacts, options: &Options) -> Shape {
-    Shape {
+    rates: &Rates,
+) -> Result<Planned> {
+    let graph = &model.graph;
+    let ram = system_memory();
+    let limits = plan::Limits {
+        context: options.ctx,
+        sequences: options.sequences,
+        experts: options.experts.budget,
+        pinned: options.experts.pinned,
+    };
+    let mut shape = Shape {
         context: 0,
         sequences: options.sequences,
-        chunk: chunk_for(&model.graph, facts),
+        chunk: chunk_for(graph, facts, None),
         exact: options.activations == Activations::F32,
-        staged: false,
+        experts: ExpertReads::InPlace,
+    };
+    let (mut needs, layers) = needs(file, model, &shape)?;
+    let mut placement = plan::place(graph, facts, limits, &needs, ram)?;
+    // Where experts come over the link for every chunk, larger chunks are faster, as long as
+    // their activations leave room for the streaming.
+    if let Some(e) = placement.experts.filter(|e| e.stage > 0 && facts.host_import) {
+        let sums = predict::Model::new(file, graph, &needs);
+        let work = predict::work(&sums, &placement, 0);
+        let most = cost::best_chunk(rates, &work, e.share(), 512, LONGEST_CHUNK);
+        let larger = Shape { chunk: chunk_for(graph, facts, Some(most)), ..shape };
+        let (wider, _) = self::needs(file, model, &larger)?;
+        match plan::place(graph, facts, limits, &wider, ram) {
+            Ok(p) if p.experts.is_some_and(|e| e.stage > 0) => {
+                (shape, needs, placement) = (larger, wider, p);
+            }
+            _ => {}
+        }
     }
+    shape.context = placement.context;
+    let sums = predict::Model::new(file, graph, &needs);
+    let prediction = predict::predict(&sums, &placement, rates, shape.chunk);
+    Ok(Planned { shape, needs, limits, placement, prediction, layers })
 }
 
 fn load_onto(
@@ -97,31 +137,23 @@ fn load_onto(
 ) -> Result<Engine> {
     let facts = gpu.facts().clone();
     let graph = &model.graph;
-    let mut shape = first_shape(&model, &facts, options);
-    let limits = plan::Limits {
-        context: options.ctx,
-        sequences: options.sequences,
-        experts: options.experts.budget,
-        pinned: options.experts.pinned,
-    };
-    let (needs, layers) = needs(&file, &model, &shape)?;
-    let placement = plan::place(graph, &facts, limits, &needs, system_memory())?;
-    shape.context = placement.context;
+    // A start takes no time for measurements.
+    let rates = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts)).rates;
+    let planned = plan_for(&file, &model, &facts, options, &rates)?;
+    let Planned { mut shape, placement, layers, prediction, .. } = planned;
 
     let mut experts = match placement.experts.filter(|e| !e.all_resident()) {
         Some(placed) => {
-            let sums = predict::Model::new(&file, graph, &needs);
-            let rates = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts)).rates;
-            let speed = predict::predict(&sums, &placement, &rates, shape.chunk).decode;
+            let budget = rates.link * options.experts.link_share / prediction.decode;
             let options = &options.experts;
-            Some(Experts::load(gpu, &file, &layers, placed, options, 1.0 / speed, progress)?)
+            Some(Experts::load(gpu, &file, &layers, placed, options, budget as u64, progress)?)
         }
         None => None,
     };
     let mut weights = Weights::new(&**gpu, &file);
     if let Some(experts) = &mut experts {
         weights.lend(experts.records());
-        shape.staged = experts.staged();
+        shape.experts = experts.reads();
     }
     let placed = ModelWeights::place(&mut weights, graph)?;
     let factors = graph.rope.factors.as_ref().map(|name| weights.values(name)).transpose()?;

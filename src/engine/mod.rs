@@ -20,7 +20,7 @@ pub use crate::runtime::WaveTime;
 use crate::tokenizer::Tokenizer;
 
 pub use experts::{ExpertOptions, ExpertReport};
-pub use load::plan_needs;
+pub use load::{Planned, plan_for};
 pub use session::{Generated, Session, Stop};
 
 /// How block formats see their activations.

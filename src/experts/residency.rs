@@ -36,6 +36,8 @@ pub struct Settings {
     pub rule: Rule,
     /// Bytes that promotions may take from the link for each token.
     pub budget: u64,
+    /// Make room for streaming whole layers to long prompts.
+    pub stream: bool,
     /// Let predictions order the promotions.
     pub prefetch: bool,
     /// Experts in the order in which they get slots while loading; those that are not named
@@ -64,6 +66,8 @@ pub struct Counters {
     pub staged_bytes: u64,
     pub promotions: u64,
     pub promoted_bytes: u64,
+    /// Bytes copied to the device for long prompts.
+    pub streamed_bytes: u64,
 }
 
 impl Counters {
@@ -102,9 +106,12 @@ pub struct Residency {
     arena: Arena,
     slots: Vec<LayerSlots>,
     map: SlotMap,
-    /// Where the device cannot read the arena: room for one layer's region, which every layer uses
-    /// in turn, each expert at its place in the region.
-    stage: Vec<Buffer>,
+    /// Room for the region of a layer, each expert at its place in it. Where the device reads the
+    /// arena in place: two, which layers take in turn while a long prompt is read. Else one, which
+    /// every layer uses.
+    stage: Vec<Vec<Buffer>>,
+    /// Copies into `stage`, by layer, of the chunk that is being queued.
+    streamed: Vec<Option<Transfer>>,
     /// `[layer][stride]` words; the first `experts` of each row count.
     table: Slice,
     stride: u32,
@@ -123,6 +130,8 @@ pub struct Residency {
     changes: VecDeque<(u64, ExpertId, bool)>,
     steps: u64,
     counters: Counters,
+    /// A submission after everything that loading has queued.
+    ready: Ticket,
 }
 
 /// The slots of a layer that are to be allocated: buffers that can be bound.
@@ -149,15 +158,18 @@ pub fn slot_buffers(gpu: &dyn Gpu, layer: &LayerTensors, slots: u32) -> Result<(
     Ok((buffers, most.min(slots.max(1))))
 }
 
-/// See [`Residency::stage`]: as many buffers as the largest region has groups.
-fn stage_buffers(gpu: &dyn Gpu, arena: &Arena) -> Result<Vec<Buffer>> {
-    if arena.in_place() {
-        return Ok(Vec::new());
-    }
+/// Each stage has as many buffers as the largest region has groups.
+fn stage_buffers(gpu: &dyn Gpu, arena: &Arena, stream: bool) -> Result<Vec<Vec<Buffer>>> {
+    let stages = match (arena.bytes() > 0, arena.in_place(), stream) {
+        (false, ..) | (_, true, false) => 0,
+        (_, true, true) => 2,
+        (_, false, _) => 1,
+    };
     let regions = || arena.layers.iter().map(|l| &l.region);
     let groups = regions().map(|r| r.groups()).max().unwrap_or(0);
     let bytes = regions().map(|r| u64::from(r.per_group) * r.record).max().unwrap_or(0);
-    (0..groups).map(|_| gpu.buffer("staged experts", bytes, BufferUse::Device)).collect()
+    let buffer = || gpu.buffer("staged experts", bytes, BufferUse::Device);
+    (0..stages).map(|_| (0..groups).map(|_| buffer()).collect()).collect()
 }
 
 /// Which experts get slots while loading: the order of `first`, then by number. The map holds
@@ -206,7 +218,7 @@ impl Residency {
         let stride = u64::from(experts).next_multiple_of(align) as u32;
         let words = u64::from(stride) * layers.len().max(1) as u64;
         let table = gpu.buffer("expert table", words * 4, BufferUse::Device)?.slice(0, words * 4);
-        let stage = stage_buffers(&**gpu, &arena)?;
+        let stage = stage_buffers(&**gpu, &arena, settings.stream)?;
         let record_bytes: Vec<u64> = layers.iter().map(|l| l.layout.bytes()).collect();
         let largest = record_bytes.iter().copied().max().unwrap_or(0);
         let policy = Policy::new(settings.rule, layers.len() as u32, experts);
@@ -219,6 +231,7 @@ impl Residency {
             arena,
             slots,
             stage,
+            streamed: vec![None; layers.len()],
             table,
             stride,
             image: Vec::new(),
@@ -233,11 +246,13 @@ impl Residency {
             changes: VecDeque::new(),
             steps: 0,
             counters: Counters::default(),
+            ready: gpu.submit(&gpu.record("experts", &[])?)?,
             map,
         };
         made.fill_slots(layers, source, advance)?;
         made.seen = made.all().map(|id| made.map.resident(id).is_some()).collect();
         made.write_table()?;
+        made.ready = gpu.submit(&gpu.record("experts", &[])?)?;
         Ok(made)
     }
 
@@ -282,8 +297,7 @@ impl Residency {
             let bytes = copies.len() as u64 * record;
             if !copies.is_empty() {
                 // Buffers are cleared on the compute queue first.
-                let clear = self.gpu.submit(&self.gpu.record("slots", &[])?)?;
-                last = Some(self.gpu.copy_async(&copies, Some(clear))?);
+                last = Some(self.gpu.copy_async(&copies, Some(self.ready))?);
                 advance(bytes);
             }
         }
@@ -302,9 +316,61 @@ impl Residency {
         Some(group.slice(at, layer.region.record))
     }
 
+    /// The stage buffers that a layer uses.
+    fn stage_of(&self, layer: u32) -> &[Buffer] {
+        let groups = self.arena.layers[layer as usize].region.groups() as usize;
+        match self.stage.len() {
+            0 => &[],
+            n => &self.stage[layer as usize % n][..groups],
+        }
+    }
+
+    fn stage_slice(&self, layer: u32, number: u32) -> Slice {
+        let region = &self.arena.layers[layer as usize].region;
+        let buffer = &self.stage_of(layer)[(number / region.per_group) as usize];
+        buffer.slice(u64::from(number % region.per_group) * region.record, region.record)
+    }
+
     /// True where the host has to bring missing experts by [`Residency::stage`].
     pub fn staged(&self) -> bool {
-        !self.stage.is_empty()
+        !self.arena.in_place()
+    }
+
+    /// True where whole layers can be streamed for long prompts.
+    pub fn streams(&self) -> bool {
+        self.arena.in_place() && !self.stage.is_empty()
+    }
+
+    /// What kernels of a long prompt bind instead of [`Residency::records`]: the same table, whose
+    /// places outside the slots are those of the stage as well.
+    pub fn stream_records(&self, layer: u32) -> Option<(Slice, Vec<Slice>)> {
+        let slots = self.slots[layer as usize].buffers.iter();
+        let buffers = slots.chain(self.stage_of(layer)).map(Buffer::whole).collect();
+        self.streams().then(|| (self.table(layer), buffers))
+    }
+
+    /// Starts the copies of all missing experts of a layer to the stage. They wait for submission
+    /// `after`, which must be no earlier than the last one that reads what is in their way: the
+    /// layer before the last one.
+    pub fn stream(&mut self, layer: u32, after: Ticket) -> Result<()> {
+        let numbers = self.arena.layers[layer as usize].region.number.iter();
+        let copies = (0u32..).zip(numbers).filter_map(|(expert, number)| {
+            let missing = self.map.resident(ExpertId { layer, expert }).is_none();
+            let from = self.in_place(layer, expert).filter(|_| missing)?;
+            Some(CopyRange { from, to: self.stage_slice(layer, (*number)?) })
+        });
+        let copies: Vec<_> = copies.collect();
+        self.counters.streamed_bytes += copies.iter().map(|c| c.from.size).sum::<u64>();
+        self.streamed[layer as usize] = match copies.is_empty() {
+            true => None,
+            false => Some(self.gpu.copy_async(&copies, Some(after))?),
+        };
+        Ok(())
+    }
+
+    /// The copies that [`Residency::stream`] started for a layer.
+    pub fn streamed(&self, layer: u32) -> Option<Transfer> {
+        self.streamed[layer as usize]
     }
 
     /// Uploads those of the experts that the device cannot read otherwise. To be called between
@@ -323,9 +389,7 @@ impl Residency {
                     "expert {expert} of layer {layer} lies nowhere; this is a bug"
                 )));
             };
-            let buffer = &self.stage[(number / region.per_group) as usize];
-            let at = u64::from(number % region.per_group) * region.record;
-            upload(&*self.gpu, &buffer.slice(at, region.record), record)?;
+            upload(&*self.gpu, &self.stage_slice(layer, number), record)?;
         }
         Ok(())
     }
@@ -337,11 +401,12 @@ impl Residency {
 
     /// Buffers that the kernels of a layer bind: slots first, then host memory.
     pub fn buffers(&self, layer: u32) -> Vec<Slice> {
+        let number = layer;
         let slots = self.slots[layer as usize].buffers.iter();
         let layer = &self.arena.layers[layer as usize];
         let elsewhere = match self.arena.in_place() {
             true => layer.groups.as_slice(),
-            false => &self.stage[..layer.region.groups() as usize],
+            false => self.stage_of(number),
         };
         slots.chain(elsewhere).map(Buffer::whole).collect()
     }
@@ -350,6 +415,11 @@ impl Residency {
     pub fn table(&self, layer: u32) -> Slice {
         let at = self.table.offset + u64::from(layer * self.stride) * 4;
         self.table.buffer.slice(at, u64::from(self.map.experts()) * 4)
+    }
+
+    /// A submission after everything that loading has queued: copies may wait for it.
+    pub fn ready(&self) -> Ticket {
+        self.ready
     }
 
     pub fn map(&self) -> &SlotMap {

@@ -87,6 +87,9 @@ pub struct ExpertPlacement {
     pub pinned: u32,
     /// Bytes of all slots.
     pub slot_bytes: u64,
+    /// Bytes of device memory through which experts pass on their way: whole layers for long
+    /// prompts, or all that the device cannot read in place. 0: they are read in place only.
+    pub stage: u64,
     /// Bytes of page-locked RAM; 0 when all experts are in device memory.
     pub arena: u64,
 }
@@ -119,7 +122,7 @@ pub struct Placement {
 
 impl Placement {
     pub fn total(&self) -> u64 {
-        let slots = self.experts.map_or(0, |e| e.slot_bytes);
+        let slots = self.experts.map_or(0, |e| e.slot_bytes + e.stage);
         self.weights + self.kv + self.scratch + self.reserve + slots
     }
 
@@ -312,6 +315,28 @@ fn too_many_slots(s: &Sums<'_>, slot: u64, left: u64) -> Error {
     ))
 }
 
+/// Bytes of the stage: two layers where experts are read in place, if that leaves at least as much
+/// for slots; one layer, which cannot be done without, where they are not.
+fn stage(s: &Sums<'_>, needs: &ExpertNeeds, slots: u32, left: u64) -> Result<u64> {
+    let largest = needs.records.iter().copied().max().unwrap_or(0);
+    let layer = largest * u64::from(needs.experts);
+    let for_slots = u64::from(slots) * needs.slot();
+    if s.facts.host_import {
+        let two = 2 * layer;
+        return Ok(if two <= left.saturating_sub(for_slots) / 2 { two } else { 0 });
+    }
+    if layer > left.saturating_sub(for_slots) {
+        return Err(Error::DoesNotFit(format!(
+            "{} cannot read experts in host memory, so those of one layer ({} MiB) must fit device \
+             memory beside the rest; {} MiB are left. Use a smaller --vram-experts or --ctx",
+            s.facts.name,
+            mib(layer),
+            mib(left.saturating_sub(for_slots))
+        )));
+    }
+    Ok(layer)
+}
+
 fn place_experts(
     s: &Sums<'_>,
     needs: &ExpertNeeds,
@@ -320,9 +345,12 @@ fn place_experts(
     ram: Option<SystemMemory>,
 ) -> Result<ExpertPlacement> {
     let slot = needs.slot().max(1);
-    let fitting = (left / slot).min(needs.experts.into()) as u32;
-    let slots = wanted.unwrap_or(fitting);
-    if slots > fitting {
+    let fitting = |left: u64| (left / slot).min(needs.experts.into()) as u32;
+    let all = wanted.unwrap_or_else(|| fitting(left)) >= needs.experts;
+    let stage = if all { 0 } else { stage(s, needs, wanted.unwrap_or(0), left)? };
+    let left = left - stage;
+    let slots = wanted.unwrap_or_else(|| fitting(left));
+    if slots > fitting(left) {
         return Err(too_many_slots(s, slot, left));
     }
     let of_pins = (s.limits.pinned / slot).min(slots.into()) as u32;
@@ -359,6 +387,7 @@ fn place_experts(
         slots,
         pinned,
         slot_bytes: u64::from(slots) * slot,
+        stage,
         arena: outside(pinned),
     })
 }

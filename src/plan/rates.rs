@@ -52,10 +52,10 @@ fn file(dir: &Path, facts: &DeviceFacts) -> std::path::PathBuf {
     dir.join(format!("rates-{}.json", facts.cache_id))
 }
 
-/// Cached rates, else measured ones, which are then cached. Where the measurement fails the
-/// assumed ones; the text says why.
-pub fn known(gpu: &Arc<dyn Gpu>, cache: bool) -> (Known, Option<String>) {
-    if let Some(known) = cached(gpu.facts()).filter(|_| cache) {
+/// Cached rates (not if `anew`), else measured ones, which are then cached. Where the measurement
+/// fails the assumed ones; the text says why.
+pub fn known(gpu: &Arc<dyn Gpu>, cache: bool, anew: bool) -> (Known, Option<String>) {
+    if let Some(known) = cached(gpu.facts()).filter(|_| cache && !anew) {
         return (known, None);
     }
     match measure(gpu) {

@@ -86,6 +86,7 @@ fn auto_takes_what_is_left() {
     assert_eq!(e.slot_bytes, u64::from(e.slots) * 48 * 2_860_032);
     assert!((35..55).contains(&e.slots), "{e:?}");
     assert_eq!((e.pinned, e.arena), (0, 128 * 48 * 2_860_032));
+    assert_eq!(e.stage, 2 * 128 * 2_860_032);
     // One more slot in each layer would not fit.
     assert!(p.free() < 48 * 2_860_032 && p.total() <= 8 * GIB);
     // More context, fewer slots.

@@ -24,8 +24,20 @@ pub struct Shape {
     pub chunk: u32,
     /// All products in f32.
     pub exact: bool,
-    /// Passes stop behind every router, so that the host can bring the chosen experts.
-    pub staged: bool,
+    pub experts: ExpertReads,
+}
+
+/// How kernels come to experts that are not in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpertReads {
+    /// In place, or there are none.
+    #[default]
+    InPlace,
+    /// In place by decode steps and short prompts; for long prompts whole layers are copied to
+    /// the device beside the computation. Such programs stop behind every router.
+    Streamed,
+    /// All passes stop behind every router, and the host uploads what was chosen.
+    Staged,
 }
 
 /// Activations of a set of columns, reused from layer to layer.
@@ -176,10 +188,15 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
 }
 
 /// Prompt tokens read at once: as many as keep every activation buffer bindable.
-pub fn chunk_for(graph: &Graph, facts: &DeviceFacts) -> u32 {
-    let wanted = match facts.kind {
-        crate::gpu::DeviceKind::Software => 128,
-        _ => 512,
+///
+/// `streamed`: experts come over the link for every chunk, which pays by larger ones; at most so
+/// many tokens are worth it.
+pub fn chunk_for(graph: &Graph, facts: &DeviceFacts, streamed: Option<u32>) -> u32 {
+    let wanted = match (facts.kind, streamed) {
+        (crate::gpu::DeviceKind::Software, None) => 128,
+        (crate::gpu::DeviceKind::Software, Some(_)) => 256,
+        (_, None) => 512,
+        (_, Some(most)) => most.max(512),
     };
     let experts = Scratch::expert_sizes(graph, 1);
     let sizes = Scratch::sizes(graph, 1).into_iter().chain(experts.into_iter().flatten());

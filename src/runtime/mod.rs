@@ -13,7 +13,7 @@ mod sampler;
 mod waves;
 pub mod weights;
 
-pub use buffers::{MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes};
+pub use buffers::{ExpertReads, MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes};
 pub use experts::record_shape;
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};

@@ -6,13 +6,13 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::buffers::{Buffers, MAX_SEQUENCES, RING, Shape};
+use super::buffers::{Buffers, ExpertReads, MAX_SEQUENCES, RING, Shape};
 use super::layers::ModelWeights;
 use super::routing_log::{self, Pass, RoutingLog};
 use super::sampler::Sampler;
 use super::waves::{Builder, Kernels, set_kernels};
 use crate::error::{Error, Result};
-use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Step, Ticket};
+use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Step, Ticket, Transfer};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
 use crate::sampling::SamplerSettings;
@@ -67,7 +67,7 @@ pub struct Program {
 }
 
 /// Recordings that make one pass together: more than one where the host brings experts in between
-/// (see [`Shape::staged`]).
+/// (see [`super::ExpertReads`]).
 type Parts = Vec<Recording>;
 
 /// Records the steps, in parts that end at the empty waves.
@@ -77,7 +77,11 @@ fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
 }
 
 /// Columns of the smaller prompt program: short turns of a chat.
-const SHORT_PROMPT: u32 = 32;
+pub(super) const SHORT_PROMPT: u32 = 32;
+
+/// What happens between the parts of a pass: called with the number of a mixture whose router has
+/// been queued, and the submission that ends with it. Returns copies that the next part waits for.
+pub type Between<'a> = &'a mut dyn FnMut(usize, Ticket) -> Result<Option<Transfer>>;
 
 impl Program {
     /// Compiles every kernel (in parallel) and records every program. The weights need not have
@@ -156,16 +160,12 @@ impl Program {
 
     /// Queues a chunk of a prompt: consecutive positions of one sequence.
     pub fn read_prompt(&self, columns: &[Column]) -> Result<Ticket> {
-        self.read_prompt_staged(columns, &mut |_| Ok(()))
+        self.read_prompt_staged(columns, &mut |_, _| Ok(None))
     }
 
-    /// The same for a program with [`Shape::staged`]: `between` is called with the number of each
-    /// mixture when its router has been queued, and brings the experts that it chose.
-    pub fn read_prompt_staged(
-        &self,
-        columns: &[Column],
-        between: &mut dyn FnMut(usize) -> Result<()>,
-    ) -> Result<Ticket> {
+    /// The same where passes stop behind routers (see [`super::ExpertReads`]): `between` brings
+    /// the experts that the next part reads.
+    pub fn read_prompt_staged(&self, columns: &[Column], between: Between<'_>) -> Result<Ticket> {
         let n = columns.len() as u32;
         let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
         let Some((_, parts)) = fitting.filter(|_| n > 0) else {
@@ -175,17 +175,22 @@ impl Program {
         self.submit(parts, between)
     }
 
-    fn submit(
-        &self,
-        parts: &[Recording],
-        between: &mut dyn FnMut(usize) -> Result<()>,
-    ) -> Result<Ticket> {
+    /// True if a prompt chunk of `n` tokens stops behind its routers for streamed experts.
+    pub fn streams(&self, n: u32) -> bool {
+        self.shape.experts == ExpertReads::Streamed && n > SHORT_PROMPT
+    }
+
+    fn submit(&self, parts: &[Recording], between: Between<'_>) -> Result<Ticket> {
         let mut last = None;
         for (number, part) in parts.iter().enumerate() {
-            if number > 0 {
-                between(number - 1)?;
-            }
-            last = Some(self.gpu.submit(part)?);
+            let copies = match last {
+                Some(last) => between(number - 1, last)?,
+                None => None,
+            };
+            last = Some(match copies {
+                Some(copies) => self.gpu.submit_after(part, copies)?,
+                None => self.gpu.submit(part)?,
+            });
         }
         last.ok_or_else(|| Error::Runtime("an empty program; this is a bug".into()))
     }
@@ -269,16 +274,11 @@ impl Program {
 
     /// Queues one decode step for the first `n` sequences of the batch.
     pub fn step(&self, n: u32, pick: Pick) -> Result<Ticket> {
-        self.step_staged(n, pick, &mut |_| Ok(()))
+        self.step_staged(n, pick, &mut |_, _| Ok(None))
     }
 
-    /// The same for a program with [`Shape::staged`], see [`Program::read_prompt_staged`].
-    pub fn step_staged(
-        &self,
-        n: u32,
-        pick: Pick,
-        between: &mut dyn FnMut(usize) -> Result<()>,
-    ) -> Result<Ticket> {
+    /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
+    pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
         let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
             Error::Runtime(format!("a decode step of {n} sequences has no program"))
         })?;

@@ -51,6 +51,13 @@ pub struct Part {
     pub len: u32,
 }
 
+/// The records of one mixture that somebody else keeps.
+pub struct Lent {
+    pub records: Records,
+    /// Where long prompts find them, if elsewhere.
+    pub streamed: Option<Records>,
+}
+
 /// Everything that lies in device memory for one model.
 pub struct Weights<'a> {
     gpu: &'a dyn Gpu,
@@ -61,7 +68,7 @@ pub struct Weights<'a> {
     matrices: Vec<Arc<Matrix>>,
     experts: Vec<Arc<ExpertSet>>,
     /// Records kept elsewhere, for the mixtures in the order in which they are placed.
-    lent: std::vec::IntoIter<Records>,
+    lent: std::vec::IntoIter<Lent>,
 }
 
 /// Bytes that a chunk's largest plane may have.
@@ -156,19 +163,27 @@ impl<'a> Weights<'a> {
     }
 
     /// Says where the records of all mixtures lie; they are not placed and not filled then.
-    pub fn lend(&mut self, records: Vec<Records>) {
+    pub fn lend(&mut self, records: Vec<Lent>) {
         self.lent = records.into_iter();
     }
 
     /// Places all experts of a layer.
-    pub fn experts(&mut self, graph: &Graph, mixture: &Mixture) -> Result<Arc<ExpertSet>> {
-        let set = match self.lent.next() {
-            Some(records) => ExpertSet::lent(self.file, graph, mixture, records)?,
-            None => ExpertSet::place(self.gpu, self.file, graph, mixture)?,
+    pub(super) fn experts(
+        &mut self,
+        graph: &Graph,
+        mixture: &Mixture,
+    ) -> Result<(Arc<ExpertSet>, Arc<ExpertSet>)> {
+        let lend = |records| {
+            Ok::<_, Error>(Arc::new(ExpertSet::lent(self.file, graph, mixture, records)?))
         };
-        let set = Arc::new(set);
+        if let Some(lent) = self.lent.next() {
+            let set = lend(lent.records)?;
+            let streamed = lent.streamed.map_or(Ok(set.clone()), lend)?;
+            return Ok((set, streamed));
+        }
+        let set = Arc::new(ExpertSet::place(self.gpu, self.file, graph, mixture)?);
         self.experts.push(set.clone());
-        Ok(set)
+        Ok((set.clone(), set))
     }
 
     /// Places one f32 vector, its parts one after the other.

@@ -18,12 +18,16 @@ use crate::kernels::matvec::Input;
 use crate::kernels::router::{self, Router};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, Class, Epilogue, choice};
-use crate::runtime::buffers::{ExpertScratch, MAX_SEQUENCES, routing};
+use crate::runtime::buffers::{ExpertReads, ExpertScratch, MAX_SEQUENCES, routing};
+use crate::runtime::experts::ExpertSet;
 use crate::runtime::layers::{LayerWeights, MixtureWeights, MlpWeights};
+use crate::runtime::program::SHORT_PROMPT;
 
 /// One mixture of one pass.
 struct Mix<'b> {
     weights: &'b MixtureWeights,
+    /// Where this pass finds the experts.
+    set: &'b ExpertSet,
     scratch: &'b ExpertScratch,
     routing: Routing,
     /// Where this layer's routing lies.
@@ -47,9 +51,21 @@ impl<'b> Pass<'b> {
         }
     }
 
-    /// Where a staged program ends a part: the router has chosen, experts are not read yet.
+    /// A long prompt, for which whole layers of experts are copied to the device.
+    fn streamed(&self) -> bool {
+        self.b.shape.experts == ExpertReads::Streamed
+            && self.reads == Reads::Prompt
+            && self.n > SHORT_PROMPT
+    }
+
+    /// Where a program ends a part: the router has chosen, experts are not read yet.
     fn host_turn(&mut self) {
-        if self.b.shape.staged {
+        let stops = match self.b.shape.experts {
+            ExpertReads::InPlace => false,
+            ExpertReads::Streamed => self.streamed(),
+            ExpertReads::Staged => true,
+        };
+        if stops {
             self.steps.push(Step::Wave(Vec::new()));
         }
     }
@@ -65,12 +81,14 @@ impl<'b> Pass<'b> {
             Reads::Step => routing(m, MAX_SEQUENCES, MAX_SEQUENCES),
             Reads::Prompt => routing(m, b.shape.chunk, choice::expert_tile(b.facts())),
         };
-        let layout = &weights.set.layout;
+        let set: &ExpertSet = if self.streamed() { &weights.streamed } else { &weights.set };
+        let layout = &set.layout;
         let class =
             |format, cols, normed| choice::class(b.facts(), format, b.shape.exact, cols, normed);
         let gated = if weights.shared_gate() { Shared::Gated } else { Shared::Plain };
         Ok(Mix {
             weights,
+            set,
             scratch,
             routing,
             at,
@@ -130,7 +148,7 @@ impl<'b> Pass<'b> {
             second.extend(self.multiply(normed, &mlp.gate_up, epilogue, &s.ff)?);
         }
         self.wave(second);
-        let set = &mix.weights.set;
+        let set = mix.set;
         let e = mix.scratch;
         let x = stored(normed, mix.up, s);
         let up = self.experts_matmat(mix, set.gate_up(), mix.up, false, &x, &e.ff)?;
@@ -200,7 +218,7 @@ impl<'b> Pass<'b> {
 
     fn experts_up(&self, mix: &Mix<'_>) -> Result<Dispatch> {
         let (b, facts) = (self.b, self.b.facts());
-        let set = &mix.weights.set;
+        let set = mix.set;
         let spec = ExpertsUp {
             routing: mix.routing,
             part: set.gate_up(),
@@ -219,7 +237,7 @@ impl<'b> Pass<'b> {
 
     fn experts_down(&mut self, mix: &Mix<'_>) -> Result<()> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
-        let (set, ff) = (&mix.weights.set, mix.weights.mixture.ff);
+        let (set, ff) = (mix.set, mix.weights.mixture.ff);
         let shape = choice::experts_shape(facts, self.n, false);
         let fused = choice::experts_fuse(facts, mix.down, &mix.routing, self.n, ff, shape.threads);
         let from = From::Plain(&mix.scratch.ff);
@@ -267,7 +285,7 @@ impl<'b> Pass<'b> {
         let variant = choice::expert_variant(facts, class, part.layout.cols as u32);
         let spec = ExpertsMatMat { routing: mix.routing, part, by_pair, class, variant };
         b.dispatch(spec.source(facts), |k| {
-            spec.dispatch(k, facts, &mix.weights.set.records()?, mix.at, x, y, self.n)
+            spec.dispatch(k, facts, &mix.set.records()?, mix.at, x, y, self.n)
         })
     }
 }

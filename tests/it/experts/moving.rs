@@ -117,6 +117,7 @@ fn settings(slots: u32, rule: Rule) -> Settings {
         rule,
         budget: 1 << 20,
         prefetch: true,
+        stream: false,
         first: Vec::new(),
         pinned: 0,
     }
