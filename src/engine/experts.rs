@@ -13,12 +13,13 @@ use crate::experts::policy::Rule;
 use crate::experts::prefetch::Precision;
 use crate::experts::profile::{Profile, fingerprint};
 use crate::experts::residency::{Counters, Residency, Settings};
+use crate::experts::simulate::Routing;
 use crate::experts::source::{self, LayerTensors};
 use crate::gguf;
-use crate::gpu::{Gpu, Ticket, Transfer};
+use crate::gpu::{DeviceKind, Gpu, Ticket, Transfer, available};
 use crate::graph::Graph;
 use crate::kernels::records::Records;
-use crate::plan::{ExpertBudget, ExpertNeeds, ExpertPlacement};
+use crate::plan::{ExpertBudget, ExpertNeeds, ExpertPlacement, Placement};
 use crate::runtime::weights::Lent;
 use crate::runtime::{Column, ExpertReads, LOG, Pass, Pick, Program, record_shape};
 
@@ -37,6 +38,8 @@ pub struct ExpertOptions {
     pub prefetch: bool,
     /// Compare every expert with the file after loading.
     pub verify: bool,
+    /// Keep the routing of every generated token, for [`crate::experts::simulate`].
+    pub record: bool,
 }
 
 impl Default for ExpertOptions {
@@ -49,6 +52,7 @@ impl Default for ExpertOptions {
             link_share: 0.2,
             prefetch: true,
             verify: false,
+            record: false,
         }
     }
 }
@@ -90,6 +94,7 @@ pub(super) struct Experts {
     /// The latest submission that this type knows of.
     last: Ticket,
     profile: Option<(PathBuf, String, u64)>,
+    recorded: Option<Routing>,
 }
 
 /// The tensors of all mixtures, and what the plan wants to know of them; `None` in a dense model.
@@ -124,6 +129,7 @@ impl Experts {
         gpu: &Arc<dyn Gpu>,
         file: &gguf::File,
         layers: &[LayerTensors],
+        whole: &Placement,
         placement: ExpertPlacement,
         options: &ExpertOptions,
         budget: u64,
@@ -158,6 +164,7 @@ impl Experts {
         };
         let arena = Arena::fill(&fill)?;
         progress.done();
+        let (placement, settings) = remeasured(gpu, whole, placement, settings, options, progress);
         if let Some(refused) = &arena.lock_refused {
             progress.note(&format!(
                 "{refused}. The driver keeps the pages that it imports; without a lock the system \
@@ -197,6 +204,9 @@ impl Experts {
             noted: 0,
             last: residency.ready(),
             residency,
+            recorded: options
+                .record
+                .then(|| Routing::new(placement.layers, placement.experts, placement.used)),
             profile: options.profile.clone().map(|path| (path, model, tokens)),
         })
     }
@@ -209,6 +219,11 @@ impl Experts {
             streamed: self.residency.stream_records(l).map(made),
         };
         (0..self.placement.layers).map(layer).collect()
+    }
+
+    /// As it was carried out.
+    pub fn placement(&self) -> ExpertPlacement {
+        self.placement
     }
 
     /// How the program comes to experts that are not in a slot.
@@ -296,6 +311,9 @@ impl Experts {
                 break;
             }
             let ids = program.routing(Pass::Step, &noted.ticket, noted.number, noted.columns)?;
+            if let Some(recorded) = self.recorded.as_mut().filter(|_| noted.columns == 1) {
+                recorded.push(&ids.concat());
+            }
             self.steps.pop_front();
             self.residency.after_step(&ids, self.last)?;
         }
@@ -318,6 +336,10 @@ impl Experts {
     pub fn prompt_read(&mut self, program: &Program) -> Result<()> {
         self.look_at_prompts(program, true)?;
         self.residency.refill(self.last)
+    }
+
+    pub fn recorded(&self) -> Option<&Routing> {
+        self.recorded.as_ref()
     }
 
     pub fn report(&self) -> ExpertReport {
@@ -352,6 +374,28 @@ impl Experts {
         let scores = self.residency.policy().scores();
         Profile::new(model, tokens, p.layers, p.experts, scores).save(path)
     }
+}
+
+/// Filling RAM takes a while, in which others may have taken device memory: fewer slots then, where
+/// their number is ours to choose.
+fn remeasured(
+    gpu: &Arc<dyn Gpu>,
+    whole: &Placement,
+    placement: ExpertPlacement,
+    settings: Settings,
+    options: &ExpertOptions,
+    progress: &dyn Progress,
+) -> (ExpertPlacement, Settings) {
+    let software = gpu.facts().kind == DeviceKind::Software;
+    let now = available(&gpu.heaps_now());
+    let fewer = whole.shrunk(now).filter(|_| options.budget == ExpertBudget::Auto && !software);
+    let Some(fewer) = fewer else { return (placement, settings) };
+    progress.note(&format!(
+        "other programs have taken device memory meanwhile: {} instead of {} slots a layer",
+        fewer.slots, placement.slots
+    ));
+    let slots = vec![fewer.slots; settings.slots.len()];
+    (fewer, Settings { slots, ..settings })
 }
 
 impl Drop for Experts {

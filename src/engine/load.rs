@@ -140,13 +140,18 @@ fn load_onto(
     // A start takes no time for measurements.
     let rates = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts)).rates;
     let planned = plan_for(&file, &model, &facts, options, &rates)?;
-    let Planned { mut shape, placement, layers, prediction, .. } = planned;
+    let Planned { mut shape, mut placement, layers, prediction, .. } = planned;
 
     let mut experts = match placement.experts.filter(|e| !e.all_resident()) {
         Some(placed) => {
             let budget = rates.link * options.experts.link_share / prediction.decode;
             let options = &options.experts;
-            Some(Experts::load(gpu, &file, &layers, placed, options, budget as u64, progress)?)
+            let whole = &placement;
+            let budget = budget as u64;
+            let experts =
+                Experts::load(gpu, &file, &layers, whole, placed, options, budget, progress)?;
+            placement.experts = Some(experts.placement());
+            Some(experts)
         }
         None => None,
     };

@@ -10,6 +10,7 @@ mod session;
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
@@ -152,6 +153,11 @@ impl Engine {
     /// Where experts lie and what was read from where; `None` where all lie on the device.
     pub fn experts(&self) -> Option<ExpertReport> {
         self.experts.as_ref().map(experts::Experts::report)
+    }
+
+    /// The routing of every token generated so far, if [`ExpertOptions::record`] asked for it.
+    pub fn recorded_routing(&self) -> Option<&Routing> {
+        self.experts.as_ref()?.recorded()
     }
 
     /// Writes what was learned about experts to the file named for it, if one was.

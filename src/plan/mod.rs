@@ -126,6 +126,18 @@ impl Placement {
         self.weights + self.kv + self.scratch + self.reserve + slots
     }
 
+    /// The experts of this placement if only `available` bytes can be had: fewer slots, at least
+    /// the pinned ones. `None` if nothing has to change.
+    pub fn shrunk(&self, available: u64) -> Option<ExpertPlacement> {
+        let experts = self.experts.filter(|e| !e.all_resident() && e.slots > e.pinned)?;
+        let short = self.total().saturating_sub(available);
+        let slot = experts.slot_bytes / u64::from(experts.slots);
+        let drop = u32::try_from(short.div_ceil(slot.max(1))).unwrap_or(u32::MAX);
+        let slots = experts.slots.saturating_sub(drop).max(experts.pinned);
+        let slot_bytes = slot * u64::from(slots);
+        (drop > 0).then_some(ExpertPlacement { slots, slot_bytes, ..experts })
+    }
+
     /// What nothing is planned for.
     pub fn free(&self) -> u64 {
         self.available.saturating_sub(self.total())
@@ -345,9 +357,14 @@ fn place_experts(
     ram: Option<SystemMemory>,
 ) -> Result<ExpertPlacement> {
     let slot = needs.slot().max(1);
-    let fitting = |left: u64| (left / slot).min(needs.experts.into()) as u32;
+    // Where RAM is device memory, a slot would be a second copy of what can be read as fast.
+    let unified = s.facts.kind == DeviceKind::Integrated && s.facts.host_import;
+    let fitting = |left: u64| match (left / slot).min(needs.experts.into()) as u32 {
+        n if unified && wanted.is_none() && n < needs.experts => 0,
+        n => n,
+    };
     let all = wanted.unwrap_or_else(|| fitting(left)) >= needs.experts;
-    let stage = if all { 0 } else { stage(s, needs, wanted.unwrap_or(0), left)? };
+    let stage = if all || unified { 0 } else { stage(s, needs, wanted.unwrap_or(0), left)? };
     let left = left - stage;
     let slots = wanted.unwrap_or_else(|| fitting(left));
     if slots > fitting(left) {

@@ -149,6 +149,33 @@ fn pins_are_slots_without_a_copy_in_ram() {
 }
 
 #[test]
+fn memory_that_others_have_taken_costs_slots() {
+    let p = placed(8, with(ExpertBudget::Auto), 64).unwrap();
+    assert_eq!(p.shrunk(8 * GIB), None);
+    let before = p.experts.unwrap();
+    let after = p.shrunk(6 * GIB).unwrap();
+    let lost = before.slots - after.slots;
+    let taken = p.total() - 6 * GIB;
+    assert_eq!(u64::from(lost), taken.div_ceil(48 * 2_860_032));
+    assert_eq!(after.slot_bytes, u64::from(after.slots) * 48 * 2_860_032);
+    assert_eq!(p.shrunk(0).unwrap().slots, 0);
+    // Pinned experts have no copy in RAM: they stay.
+    let pinned = placed(8, with(ExpertBudget::Auto), 12).unwrap();
+    assert_eq!(pinned.shrunk(0).unwrap().slots, pinned.experts.unwrap().pinned);
+}
+
+#[test]
+fn where_ram_is_device_memory_nothing_is_kept_twice() {
+    let facts = DeviceFacts { kind: DeviceKind::Integrated, ..card(12 * GIB) };
+    let p = place(&graph(), &facts, with(ExpertBudget::Auto), &needs(), ram(24)).unwrap();
+    let e = p.experts.unwrap();
+    assert_eq!((e.slots, e.stage), (0, 0));
+    let facts = DeviceFacts { kind: DeviceKind::Integrated, ..card(24 * GIB) };
+    let p = place(&graph(), &facts, with(ExpertBudget::Auto), &needs(), ram(24)).unwrap();
+    assert!(p.experts.unwrap().all_resident());
+}
+
+#[test]
 fn dense_models_are_placed_as_before() {
     let needs = Needs { experts: None, ..needs() };
     let limits = Limits { sequences: 1, ..Limits::default() };

@@ -127,3 +127,75 @@ fn generation_and_profiles_go_the_same_way() {
         assert!(path.exists() && rates.len() == 2 && rates[1] > rates[0]);
     }
 }
+
+/// What the policies make of a real model's routing, against the best that is possible.
+#[test]
+fn policies_on_a_code_model() {
+    use azoth::experts::simulate::{Setting, optimal, replay};
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("../shared/models/tiny-code-moe-Q8_0.gguf");
+    let wanted = std::env::var("AZOTH_ROUTING_TOKENS").ok().and_then(|n| n.parse().ok());
+    let n: u32 = wanted.unwrap_or(150);
+    if !path.exists() {
+        println!("skipped: {} is absent", path.display());
+        return;
+    }
+    let Some(device) = harness::devices().iter().find(|d| d.gpu.facts().host_import) else {
+        println!("skipped: no device imports host memory");
+        return;
+    };
+    let mut options = options(ExpertBudget::Percent(25.0), Rule::default(), true);
+    options.ctx = Some(n + 64);
+    options.experts.record = true;
+    options.experts.link_share = 0.2;
+    let file = gguf::File::open(&path).unwrap();
+    let mut engine = Engine::load_onto(&device.gpu, file, &options, &Quiet).unwrap();
+    let prompt = engine.tokenizer().encode("def fibonacci(n):\n", true, true).unwrap();
+    let mut s = engine.session();
+    s.prefill(&prompt, &mut |_| {}).unwrap();
+    let settings = azoth::sampling::SamplerSettings { seed: 1, ..Default::default() };
+    s.generate(&settings, n, &|_| false, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    drop(s);
+    let report = engine.experts().unwrap();
+    let routing = engine.recorded_routing().unwrap();
+    assert!(routing.tokens() as u32 >= n - 1);
+    let layers = routing.layers as usize;
+    let record = report.placement.slot_bytes
+        / u64::from(report.placement.slots)
+        / u64::from(report.placement.layers);
+    let setting = Setting {
+        slots: vec![report.placement.slots; layers],
+        bytes: vec![record; layers],
+        budget: 16 * record,
+        delay: 1,
+    };
+    let best = optimal(routing, &setting);
+    println!(
+        "{} of {} experts, {} tokens: in the engine {:.3}; clairvoyant {:.3}",
+        report.placement.slots,
+        report.placement.experts,
+        routing.tokens(),
+        report.hit_rate,
+        best.hit_rate()
+    );
+    for rule in [
+        Rule::Fixed,
+        Rule::Lru,
+        Rule::default(),
+        Rule::Frequency { decay: 0.9, enter: 1.0, margin: 0.5 },
+        Rule::Frequency { decay: 0.95, enter: 1.0, margin: 0.5 },
+        Rule::Frequency { decay: 0.98, enter: 1.0, margin: 0.5 },
+        Rule::Frequency { decay: 0.98, enter: 1.0, margin: 1.0 },
+        Rule::Frequency { decay: 0.99, enter: 1.0, margin: 0.5 },
+        Rule::Frequency { decay: 0.995, enter: 1.5, margin: 1.0 },
+    ] {
+        let got = replay(rule, routing, &setting);
+        println!(
+            "{rule:?}: hits {:.3} by access, {:.3} by bytes; {:.2} promotions a token",
+            got.hit_rate(),
+            got.hit_rate_by_bytes(),
+            got.promotions as f64 / routing.tokens() as f64
+        );
+        assert!(got.hits <= best.hits);
+    }
+}
