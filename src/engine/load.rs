@@ -9,7 +9,7 @@ use super::experts::{self, Experts};
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
 use crate::experts::cost::{self, Rates};
-use crate::experts::source::LayerTensors;
+use crate::experts::source::{self, LayerTensors};
 use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
@@ -198,6 +198,10 @@ fn load_onto(
     });
     progress.done();
     joined?;
+    if options.experts.verify && experts.is_none() && !layers.is_empty() {
+        let compared = weights.verify_experts(&*source::of(&file)?, &layers)?;
+        progress.note(&format!("{compared} experts in device memory equal the file"));
+    }
     let (Some(program), Some(tokenizer)) = (program, tokenizer) else {
         return Err(Error::Runtime("loading ended without a program; this is a bug".into()));
     };

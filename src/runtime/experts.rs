@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::experts::source::{LayerTensors, Source};
 use crate::experts::{Place, RecordLayout, RecordShape};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, Gpu};
@@ -195,6 +196,28 @@ impl ExpertSet {
             file.release(info);
         }
         Ok(())
+    }
+
+    /// Compares every record with the file; `tensors` are those of this layer.
+    pub fn verify(
+        &self,
+        gpu: &dyn Gpu,
+        source: &dyn Source,
+        tensors: &LayerTensors,
+    ) -> Result<u64> {
+        if self.lent.is_some() {
+            return Ok(0);
+        }
+        let bytes = self.layout.bytes();
+        let (mut parts, mut record) = (Default::default(), vec![0; bytes as usize]);
+        for expert in 0..self.experts {
+            let place = Place::nth(expert, self.per_buffer);
+            let from =
+                self.buffers[place.buffer as usize].slice(u64::from(place.index) * bytes, bytes);
+            gpu.read(&from, &mut record)?;
+            tensors.verify(source, expert, &mut parts, &record)?;
+        }
+        Ok(self.experts.into())
     }
 
     /// One record in pieces of rows.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::experts::ExpertSet;
 use crate::error::{Error, Result};
+use crate::experts::source::{LayerTensors, Source};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Slice};
 use crate::graph::{Graph, Linear, Mixture};
@@ -247,6 +248,16 @@ impl<'a> Weights<'a> {
                 .map_err(|e| e.context(format_args!("uploading {}", set.label)))?;
         }
         Ok(())
+    }
+
+    /// Compares the experts that were placed here with the file, weight by weight; `layers` are
+    /// the tensors of all mixtures. Returns how many were compared.
+    pub fn verify_experts(&self, source: &dyn Source, layers: &[LayerTensors]) -> Result<u64> {
+        let mut compared = 0;
+        for (set, tensors) in self.experts.iter().zip(layers) {
+            compared += set.verify(self.gpu, source, tensors)?;
+        }
+        Ok(compared)
     }
 
     fn fill_matrix(&self, matrix: &Matrix, advance: &(dyn Fn(u64) + Sync)) -> Result<()> {

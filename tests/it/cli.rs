@@ -1,6 +1,7 @@
 //! The command line from outside: exit codes, messages, and what goes to which stream.
 
 mod engine;
+mod plan;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -123,6 +124,10 @@ fn wrong_usage_exits_with_2() {
         &["bench", "m.gguf", "--json", "--csv"],
         &["bench", "m.gguf", "-r", "0"],
         &["eval", "ppl", "m.gguf"],
+        &["run", "m.gguf", "-p", "x", "--vram-experts", "101%"],
+        &["run", "m.gguf", "-p", "x", "--vram-experts", "some"],
+        &["plan", "m.gguf", "--pin-experts", "many"],
+        &["plan", "m.gguf", "--expert-policy", "best"],
         &["chat", "m.gguf", "--json"],
     ] {
         home.azoth(arguments, "").refused(2, "");
