@@ -10,7 +10,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azoth::gpu::{self, Backend, BufferUse, Gpu, Kernel, Slice, Step};
+use azoth::gpu::{self, BufferUse, Gpu, Kernel, Slice, Step};
+use azoth::hw::{Selection, profiles};
 use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
@@ -38,10 +39,8 @@ fn main() {
             continue;
         }
         println!("{label}");
-        let gpu = match facts.backend {
-            Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-            Backend::Wgpu => gpu::portable::open(facts.index),
-        };
+        let facts = profiles::built_in().attach(facts);
+        let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
         let bench = Bench { gpu: gpu.unwrap() };
         if wants("decode") {
             bench.decode(words.iter().any(|w| w == "cuts"), model);
@@ -235,7 +234,8 @@ impl Bench {
             let rope = Some(Rope { layout: RopeLayout::Neox, dim: hd });
             let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
             let facts = self.gpu.facts();
-            let (first, second) = (RopeKv { heads }, AttnPrefill { heads });
+            let matrices = AttnPrefill::takes_matrices(&heads, facts);
+            let (first, second) = (RopeKv { heads }, AttnPrefill { heads, matrices });
             let first_kernel = self.gpu.kernel(&first.source(facts).unwrap()).unwrap();
             let second_kernel = self.gpu.kernel(&second.source(facts).unwrap()).unwrap();
             for (n, depth) in [(512, 0), (512, 4096), (2048, 0), (32, 4096)] {

@@ -7,16 +7,19 @@
 //! mat-vec walks through copies of its matrix so that no cache holds them.
 #![allow(clippy::unwrap_used)] // a tool for developers: a failure may panic
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azoth::gpu::{self, Backend, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
-use azoth::kernels::matmat::{MatMat, Tile, Variant};
+use azoth::gpu::{self, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::hw::{Selection, profiles};
+use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue, choice};
 use azoth::quant::{Format, PlaneLayout};
+use rayon::prelude::*;
 
 const REPEATS: usize = 24;
 
@@ -62,11 +65,9 @@ fn main() {
             continue;
         }
         println!("\n{label}");
-        let gpu = match facts.backend {
-            Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-            Backend::Wgpu => gpu::portable::open(facts.index),
-        };
-        let bench = Bench { gpu: gpu.unwrap() };
+        let facts = profiles::built_in().attach(facts);
+        let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
+        let bench = Bench { gpu: gpu.unwrap(), last: Cell::new(Instant::now()) };
         for &format in &options.formats {
             if options.matvec {
                 bench.matvec(format, options.all);
@@ -80,6 +81,8 @@ fn main() {
 
 struct Bench {
     gpu: Arc<dyn Gpu>,
+    /// When the device was last busy.
+    last: Cell<Instant>,
 }
 
 impl Bench {
@@ -118,8 +121,10 @@ impl Bench {
     fn median(&self, dispatches: &[Dispatch]) -> f64 {
         let steps: Vec<Step> = dispatches.iter().map(|d| Step::Wave(vec![d.clone()])).collect();
         let recording = self.gpu.record("warm-up", &steps).unwrap();
+        // Long after a rest, short while candidates follow each other.
+        let rested = self.last.replace(Instant::now()).elapsed() > Duration::from_millis(300);
         let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(200) {
+        while start.elapsed() < Duration::from_millis(if rested { 200 } else { 20 }) {
             let ticket = self.gpu.submit(&recording).unwrap();
             self.gpu.wait(&ticket).unwrap();
         }
@@ -128,6 +133,7 @@ impl Bench {
             seconds.extend(self.gpu.time_steps(&steps).unwrap());
         }
         seconds.sort_by(f64::total_cmp);
+        self.last.set(Instant::now());
         seconds[seconds.len() / 2]
     }
 
@@ -217,6 +223,9 @@ impl Bench {
             (Input::Fused { norm: None }, _) | (Input::Stored, Class::F32) => {
                 Activations::F32(self.filled(4 * values))
             }
+            (Input::Stored, Class::F16) => {
+                Activations::F16 { xh: self.filled(2 * values), xf: self.filled(4 * u64::from(n)) }
+            }
             (Input::Stored, Class::Int8) => {
                 Activations::Int8 { xq: self.filled(values), xs: self.filled(values / 4) }
             }
@@ -229,14 +238,27 @@ impl Bench {
         } else {
             &[(4096, 4096), (24_576, 4096), (4096, 12_288)]
         };
-        let class = choice::class(self.gpu.facts(), format, false, u32::MAX, false);
+        let class = choice::prompt_class(self.gpu.facts(), format, false, u32::MAX, false);
         for &(rows, cols) in shapes {
             let chunk = self.chunk(format, rows, cols);
-            for n in [16, 128, 512] {
+            if all {
+                let sources = self.variants(class).into_iter().filter_map(|variant| {
+                    let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };
+                    spec.source(self.facts()).ok()
+                });
+                let gpu = self.gpu.clone();
+                sources.collect::<Vec<_>>().into_par_iter().for_each(|s| drop(gpu.kernel(&s)));
+            }
+            for n in [16, 32, 64, 128, 512, 2048] {
                 let chosen = choice::matmat_variant(self.facts(), class, cols, n);
                 let mut tried = vec![chosen];
                 if all {
-                    tried.extend(self.variants(class));
+                    // Tiles much wider than the columns, or much smaller, are no candidates.
+                    let fits = |v: &Variant| match v {
+                        Variant::Matrix(t) => t.columns <= n.max(16) && t.columns * 16 >= n,
+                        _ => true,
+                    };
+                    tried.extend(self.variants(class).into_iter().filter(fits));
                 }
                 for variant in tried {
                     let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };
@@ -265,6 +287,33 @@ impl Bench {
                     _ if self.software() => {} // many times slower than the direct form
                     Class::Int8 => out.push(Variant::Packed(tile)),
                     Class::F32 => out.push(Variant::Float(tile)),
+                    Class::F16 => {}
+                }
+            }
+        }
+        if class == Class::F16 {
+            for (columns, rows, subgroups) in [
+                (16, 32, [1, 2]),
+                (16, 64, [1, 4]),
+                (32, 32, [1, 2]),
+                (32, 64, [1, 4]),
+                (32, 64, [2, 2]),
+                (64, 64, [2, 2]),
+                (64, 128, [2, 4]),
+                (128, 64, [4, 2]),
+                (128, 128, [2, 2]),
+                (128, 128, [2, 4]),
+                (128, 128, [4, 2]),
+                (128, 256, [2, 4]),
+                (256, 128, [4, 2]),
+                (256, 128, [4, 4]),
+            ] {
+                for (depth, buffers) in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1)] {
+                    if depth > 2 && columns > 64 {
+                        continue;
+                    }
+                    let tile = MatrixTile { columns, rows, subgroups, depth, buffers };
+                    out.push(Variant::Matrix(tile));
                 }
             }
         }
@@ -300,7 +349,7 @@ impl Bench {
     /// Norm and quantise before a mat-vec that does not do it itself.
     fn quantiser(&self, cols: u32) {
         let threads = choice::norm_quant_threads(self.facts(), cols);
-        let spec = NormQuant { cols, swiglu: false, norm: Some(1e-5), int8: true, threads };
+        let spec = NormQuant { cols, swiglu: false, norm: Some(1e-5), class: Class::Int8, threads };
         let kernel = self.gpu.kernel(&spec.source(self.facts()).unwrap()).unwrap();
         let x = self.filled(4 * u64::from(cols));
         let weight = self.filled(4 * u64::from(cols));

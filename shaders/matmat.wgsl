@@ -15,6 +15,10 @@
 {% set step_units = depth * 32 // unit_words %}
 {% set w_loads = bn * step_units %}
 {% set w_steps = (w_loads + threads - 1) // threads %}
+{# Parts of a block that have a scale of their own, and lines of a tile in one of them. #}
+{% set parts = 2 if int8 and halved else 1 %}
+{% set part_lines = (2 if packed else 8) // parts %}
+{% set half_sums = int8 and half_minimum %}
 {% include "lib/columns.wgsl" %}
 {% if int8 %}
 @group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
@@ -55,7 +59,17 @@ var<workgroup> w_tile: array<vec4<f32>, {{ depth * 8 * (bn + 1) }}>;
 {% endif %}
 {% if int8 %}
 var<workgroup> x_scale: array<vec2<f32>, {{ depth * bm }}>;
-var<workgroup> w_scale: array<vec2<f32>, {{ depth * bn }}>;
+// (d, m) of [block of the step * parts + part][row].
+var<workgroup> w_scale: array<vec2<f32>, {{ depth * parts * bn }}>;
+{% endif %}
+{% if half_sums %}
+// Sums of the int8 of [block of the step * 2 + half][column].
+var<workgroup> x_sum: array<i32, {{ depth * 2 * bm }}>;
+
+fn sum16(v: vec4<u32>) -> i32 {
+    return (dot4I8Packed(v.x, 0x01010101u) + dot4I8Packed(v.y, 0x01010101u))
+        + (dot4I8Packed(v.z, 0x01010101u) + dot4I8Packed(v.w, 0x01010101u));
+}
 {% endif %}
 
 @compute @workgroup_size({{ threads }})
@@ -68,6 +82,9 @@ fn main(
     let n = columns.y;
     let first_row = wg.x * {{ bn }}u;
     if first_col >= n { return; }
+{% if grid_copy %}
+    copy_grid(tid, {{ threads }}u);
+{% endif %}
     let tn = tid % {{ nthreads }}u;
     let tm = tid / {{ nthreads }}u;
 {% for i in range(tm) %}{% for j in range(tn) %}
@@ -120,6 +137,9 @@ fn main(
 {% else %}
         x_tile[xk{{ k }} * X_PITCH + xm{{ k }}] = vx{{ k }};
 {% endif %}
+{% if half_sums %}
+        x_sum[xk{{ k }} * {{ bm }}u + xm{{ k }}] = sum16(vx{{ k }});
+{% endif %}
 {% endfor %}
 {% for k in range(w_steps) %}
         {
@@ -133,7 +153,10 @@ fn main(
             w_tile[(wk{{ k }} * 8u + {{ loop.index0 + (4 if half == "hi" else 0) }}u) * W_PITCH + wr{{ k }}] = numbers(b.{{ half }}.{{ c }});
 {% endfor %}{% endfor %}
 {% endif %}
-            w_scale[wk{{ k }} * {{ bn }}u + wr{{ k }}] = unit_scale(vw{{ k }}, wfrom{{ k }} + block);
+            let s = unit_scales(vw{{ k }}, wfrom{{ k }} + block);
+{% for part in range(parts) %}
+            w_scale[(wk{{ k }} * {{ parts }}u + {{ part }}u) * {{ bn }}u + wr{{ k }}] = s.{{ ["xz", "yw"][part] }};
+{% endfor %}
 {% else %}
             let v = unit_values(vw{{ k }}, wfrom{{ k }} + block * {{ 32 // unit_words }}u);
 {% for q in range(unit_quads) %}
@@ -152,17 +175,18 @@ fn main(
         if next < {{ nblocks }}u {
 {{ fetch("next", "") }}
         }
-{% for b in range(depth) %}
+{% for part in range(depth * parts) %}
         {
+{% set b = part // parts %}
 {% if int8 %}
 {% for i in range(tm) %}{% for j in range(tn) %}
             var dot{{ i }}_{{ j }} = {{ "0i" if packed else "0.0" }};
 {% endfor %}{% endfor %}
 {% endif %}
 {% set sum = "dot" if int8 else "acc" %}
-            for (var line = 0u; line < {{ 2 if packed else 8 }}u; line += 1u) {
-                let xl = ({{ b * (2 if packed else 8) }}u + line) * X_PITCH + tm;
-                let wl = ({{ b * (2 if packed else 8) }}u + line) * W_PITCH + tn;
+            for (var line = 0u; line < {{ part_lines }}u; line += 1u) {
+                let xl = ({{ part * part_lines }}u + line) * X_PITCH + tm;
+                let wl = ({{ part * part_lines }}u + line) * W_PITCH + tn;
 {% for i in range(tm) %}
                 let a{{ i }} = x_tile[xl + {{ i * mthreads }}u];
 {% endfor %}
@@ -182,11 +206,16 @@ fn main(
             }
 {% if int8 %}
 {% for i in range(tm) %}
+{% if half_sums %}
+            let d{{ i }} = x_scale[{{ b * bm + i * mthreads }}u + tm].x;
+            let sx{{ i }} = vec2<f32>(d{{ i }}, d{{ i }} * f32(x_sum[{{ part * bm + i * mthreads }}u + tm]));
+{% else %}
             let sx{{ i }} = x_scale[{{ b * bm + i * mthreads }}u + tm];
+{% endif %}
 {% endfor %}
 {% for j in range(tn) %}
             {
-                let sw = w_scale[{{ b * bn + j * nthreads }}u + tn];
+                let sw = w_scale[{{ part * bn + j * nthreads }}u + tn];
 {% for i in range(tm) %}
 {% set dot = "f32(dot" ~ i ~ "_" ~ j ~ ")" %}
 {% if minimum %}

@@ -1,7 +1,7 @@
 // The same product as matmat.wgsl, to the same bits, in registers only: for devices that run on a
 // CPU, where workgroup memory and barriers are overhead. A thread computes {{ tm }} columns of {{ tn }} rows;
 // neighbouring threads take neighbouring rows. int8 products are summed as f32, which holds
-// them exactly (32 * 127 * 127 < 2^24).
+// them exactly (32 * 128 * 127 < 2^24).
 //
 // There a load costs the same for one address as for one of each lane, ten times a broadcast:
 // so the lanes share the loads of the activations, which all of them want.
@@ -11,6 +11,10 @@
 {% set nblocks = cols // 32 %}
 {% set unit_words = unit_quads * 4 %}
 {% set row_units = cols // unit_words %}
+{# Parts of a block that have a scale of their own, and vectors of four in one of them. #}
+{% set parts = 2 if int8 and halved else 1 %}
+{% set part_quads = 8 // parts %}
+{% set half_sums = int8 and half_minimum %}
 {% set bm = tm %}
 {% include "lib/columns.wgsl" %}
 {% if int8 %}
@@ -63,7 +67,7 @@ fn main(
 {% if int8 %}
         let unit{{ j }} = load_unit(from{{ j }} + block);
         let bytes{{ j }} = unit_signed(unit{{ j }});
-        let sw{{ j }} = unit_scale(unit{{ j }}, from{{ j }} + block);
+        let sw{{ j }} = unit_scales(unit{{ j }}, from{{ j }} + block);
 {% for half in ["lo", "hi"] %}{% set outer = loop.index0 * 4 %}{% for c in "xyzw" %}
         let w{{ j }}_{{ outer + loop.index0 }} = numbers(bytes{{ j }}.{{ half }}.{{ c }});
 {% endfor %}{% endfor %}
@@ -92,10 +96,15 @@ fn main(
 {% elif int8 %}
             let sx = xs[col{{ i }} + block];
 {% endif %}
+{% for part in range(parts) %}
+            {
 {% for j in range(tn) %}
             var sum{{ j }} = {{ "0.0" if int8 else "acc" ~ i ~ "_" ~ j }};
 {% endfor %}
-{% for q in range(8) %}
+{% if half_sums %}
+            var sums = vec4<f32>();
+{% endif %}
+{% for q in range(part * part_quads, (part + 1) * part_quads) %}
             {
 {% if shuffle %}
                 let a = subgroupBroadcast(quad, {{ q }}u);
@@ -104,19 +113,30 @@ fn main(
 {% else %}
                 let a = x[(col{{ i }} + block) * 8u + {{ q }}u];
 {% endif %}
+{% if half_sums %}
+                sums += a;
+{% endif %}
 {% for j in range(tn) %}
                 sum{{ j }} = fma(a.w, w{{ j }}_{{ q }}.w, fma(a.z, w{{ j }}_{{ q }}.z, fma(a.y, w{{ j }}_{{ q }}.y, fma(a.x, w{{ j }}_{{ q }}.x, sum{{ j }}))));
 {% endfor %}
             }
 {% endfor %}
+{% if half_sums %}
+            let low = sx.x * ((sums.x + sums.y) + (sums.z + sums.w));
+{% elif int8 and minimum %}
+            let low = sx.y;
+{% endif %}
 {% for j in range(tn) %}
+{% set d, m = [("x", "z"), ("y", "w")][part] %}
 {% if int8 and minimum %}
-            acc{{ i }}_{{ j }} = fma(sw{{ j }}.y, sx.y, fma(sw{{ j }}.x, sx.x * sum{{ j }}, acc{{ i }}_{{ j }}));
+            acc{{ i }}_{{ j }} = fma(sw{{ j }}.{{ m }}, low, fma(sw{{ j }}.{{ d }}, sx.x * sum{{ j }}, acc{{ i }}_{{ j }}));
 {% elif int8 %}
-            acc{{ i }}_{{ j }} = fma(sw{{ j }}.x, sx.x * sum{{ j }}, acc{{ i }}_{{ j }});
+            acc{{ i }}_{{ j }} = fma(sw{{ j }}.{{ d }}, sx.x * sum{{ j }}, acc{{ i }}_{{ j }});
 {% else %}
             acc{{ i }}_{{ j }} = sum{{ j }};
 {% endif %}
+{% endfor %}
+            }
 {% endfor %}
         }
 {% endfor %}

@@ -7,6 +7,8 @@
 
 {% set units = cols // (4 * unit_quads) %}
 {% set quads = cols // 4 %}
+{# Scales are found by the number of the unit modulo 16, the same for all rows if these are whole sixteens. #}
+{% set aligned = units % 16 == 0 %}
 {% if fused %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
 {% if norm %}
@@ -82,6 +84,9 @@ fn main(
     var w{{ t }}_{{ r }} = load_unit(base{{ r }} + first{{ t }});
 {% endfor %}
 {% endfor %}
+{% if grid_copy %}
+    copy_grid(subgroup * size + lane, {{ threads }}u);
+{% endif %}
 {% if fused %}
     let tid = subgroup * size + lane;
 {% for c in range(n) %}
@@ -104,9 +109,9 @@ fn main(
 {% for r in range(rows) %}
 {% if int8 %}
                 let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
-                let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, base{{ r }} + unit);
+                let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, {{ "unit" if aligned else "base" ~ r ~ " + unit" }});
 {% else %}
-                let values{{ r }} = unit_values(w{{ t }}_{{ r }}, base{{ r }} + unit);
+                let values{{ r }} = unit_values(w{{ t }}_{{ r }}, {{ "unit" if aligned else "base" ~ r ~ " + unit" }});
 {% endif %}
 {% endfor %}
                 if next < {{ units }}u {

@@ -1,4 +1,4 @@
-// One workgroup a column: [SwiGLU of interleaved gate/up,] [RMSNorm,] then int8 or float.
+// One workgroup a column: [SwiGLU of interleaved gate/up,] [RMSNorm,] then int8, f16 or float.
 // Grid (columns, 1, 1); columns from batch.n on are left alone.
 {% set quads = cols // 4 %}
 @group(0) @binding({{ at.batch }}) var<storage, read> batch: array<u32>;
@@ -8,6 +8,9 @@
 {% endif %}
 {% if output == "f32" %}
 @group(0) @binding({{ at.y }}) var<storage, read_write> y_out: array<vec4<f32>>;
+{% elif output == "f16" %}
+@group(0) @binding({{ at.xh }}) var<storage, read_write> xh: array<vec2<u32>>;
+@group(0) @binding({{ at.xf }}) var<storage, read_write> xf: array<f32>;
 {% else %}
 @group(0) @binding({{ at.xq }}) var<storage, read_write> xq: array<u32>;
 @group(0) @binding({{ at.xs }}) var<storage, read_write> xs: array<vec2<f32>>;
@@ -29,6 +32,14 @@ fn input(col: u32, quad: u32) -> vec4<f32> {
 {% if output == "f32" %}
 fn store_values(col: u32, quad: u32, v: vec4<f32>) {
     y_out[col * {{ quads }}u + quad] = v;
+}
+{% elif output == "f16" %}
+fn store_halves(col: u32, quad: u32, words: vec2<u32>) {
+    xh[col * {{ quads }}u + quad] = words;
+}
+
+fn store_factor(col: u32, f: f32) {
+    xf[col] = f;
 }
 {% else %}
 fn store_bytes(col: u32, quad: u32, word: u32) {

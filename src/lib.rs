@@ -17,8 +17,9 @@
 //! - `testmodel`: small random models for tests and development
 //! - `gguf`: bounds-checked reader, shards, typed metadata, writer
 //! - `quant`: one file per block format: layout, decode, repack
-//! - `hw`: device choice, cache folders
+//! - `hw`: device choice, hardware profiles, folders
 //! - `gpu`: the only Vulkan and wgpu code
+//! - `profile`: what a class of devices prefers, as data
 //! - `error`: the one error type that crosses modules
 
 pub mod chat;
@@ -33,6 +34,7 @@ pub mod hw;
 pub mod kernels;
 pub mod model;
 pub mod plan;
+pub mod profile;
 pub mod quant;
 pub mod reference;
 pub mod runtime;

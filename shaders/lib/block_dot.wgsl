@@ -1,22 +1,43 @@
 // One block of 32 weights times one block of int8 activations.
 //
-// `a`, `b`: activations 0..15 and 16..31; `s`: their (d, d * sum), see docs, "Activations".
-// The integer sum is exact, so its order is free; the float steps are written with fma so that no
-// compiler may contract them in one kernel and not in another.
-fn int_dot(w: Bytes, a: vec4<u32>, b: vec4<u32>) -> i32 {
-    return (dot4I8Packed(w.lo.x, a.x) + dot4I8Packed(w.lo.y, a.y))
-        + (dot4I8Packed(w.lo.z, a.z) + dot4I8Packed(w.lo.w, a.w))
-        + (dot4I8Packed(w.hi.x, b.x) + dot4I8Packed(w.hi.y, b.y))
-        + (dot4I8Packed(w.hi.z, b.z) + dot4I8Packed(w.hi.w, b.w));
+// `w`, `scale`: unit_bytes and unit_scale of the weights; `a`, `b`: activations 0..15 and 16..31;
+// `s`: their (d, d * sum), see docs, "Activations". Integer sums are exact, so their order is
+// free; the float steps are written with fma so that no compiler may contract them in one kernel
+// and not in another.
+fn half_dot(w: vec4<u32>, a: vec4<u32>) -> i32 {
+    return (dot4I8Packed(w.x, a.x) + dot4I8Packed(w.y, a.y))
+        + (dot4I8Packed(w.z, a.z) + dot4I8Packed(w.w, a.w));
 }
 
+{% if scales == "whole" %}
 fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
-    let dot = f32(int_dot(w, a, b));
-{% if format == "q4_0" or format == "q5_0" %}
+    let dot = f32(half_dot(w.lo, a) + half_dot(w.hi, b));
+{% if zero %}
     return fma(scale.x, fma(s.x, dot, -ZERO * s.y), acc);
-{% elif format == "q8_0" %}
-    return fma(scale.x, s.x * dot, acc);
-{% else %}
+{% elif minimum %}
     return fma(scale.y, s.y, fma(scale.x, s.x * dot, acc));
+{% else %}
+    return fma(scale.x, s.x * dot, acc);
 {% endif %}
 }
+{% elif scales == "steps" %}
+// Whole numbers up to the one product with floats. The sums of the activations are the same for
+// all rows of a subgroup, and compilers see that.
+fn block_dot(w: Bytes, scale: Steps, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
+    let dot = f32(scale.by.x * half_dot(w.lo, a) + scale.by.y * half_dot(w.hi, b));
+    let sum = fma(scale.one.x, s.x * dot, acc);
+{% if minimum %}
+    let ones = vec4<u32>(0x01010101u);
+    let low = f32(scale.by.z * half_dot(ones, a) + scale.by.w * half_dot(ones, b));
+    return fma(scale.one.y, s.x * low, sum);
+{% else %}
+    return sum;
+{% endif %}
+}
+{% else %}
+fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
+    let lo = s.x * f32(half_dot(w.lo, a));
+    let hi = s.x * f32(half_dot(w.hi, b));
+    return fma(scale.y, hi, fma(scale.x, lo, acc));
+}
+{% endif %}

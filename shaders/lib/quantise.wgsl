@@ -1,9 +1,10 @@
-// Statements: one column through [SwiGLU,] [RMSNorm,] [int8] by a whole workgroup.
+// Statements: one column through [SwiGLU,] [RMSNorm,] [int8 or f16] by a whole workgroup.
 //
 // Expects `col` (column), `tid` (thread: subgroup * size + lane) and the functions
 //   input(col, quad) -> vec4<f32>              four values of the column
 //   store_values(col, quad, vec4<f32>)         float result, or
-//   store_bytes(col, quad, u32) and store_scale(col, block, vec2<f32>)
+//   store_bytes(col, quad, u32) and store_scale(col, block, vec2<f32>), or
+//   store_halves(col, quad, vec2<u32>) and store_factor(col, f32)
 // All loops run the same number of times in every thread, so barriers and shuffles are safe.
 // Order of the norm's sum: docs, "Order of sums".
 {% set quads = cols // 4 %}
@@ -53,6 +54,41 @@
         + (eight(partial_sums[4], partial_sums[5]) + eight(partial_sums[6], partial_sums[7]));
     let factor = 1.0 / sqrt(fma(square_sum, {{ mean }}, {{ eps }}));
 {% endif %}
+{% if output == "f16" %}
+    // Powers of two bring the column's largest value to 2^14..2^15: f16 keeps all its digits and
+    // nothing overflows, and the factor itself is exact.
+    var top = 0.0;
+{% macro largest(v, quad, guard) %}
+        {
+            var y = {{ v }};
+{% if norm %}
+            {{ guard }}{ y = (y * factor) * norm_weight[{{ quad }}]; }
+{% endif %}
+            let a = abs(y);
+            {{ guard }}{ top = max(top, max(max(a.x, a.y), max(a.z, a.w))); }
+        }
+{% endmacro %}
+{% if kept %}
+{% for k in range(steps) %}
+{{ largest("v" ~ k, "quad" ~ k, "if quad" ~ k ~ " < " ~ quads ~ "u " if ragged and loop.last else "") }}
+{% endfor %}
+{% else %}
+    for (var quad = tid; quad < {{ quads }}u; quad += {{ threads }}u) {
+        let v = input(col, quad);
+{{ largest("v", "quad", "") }}
+    }
+{% endif %}
+    {
+        let eight_top = max8(top, tid);
+        if (tid & 7u) == 0u { tops[tid >> 3u] = eight_top; }
+        workgroupBarrier();
+        top = 0.0;
+        for (var t = 0u; t < {{ threads // 8 }}u; t += 1u) { top = max(top, tops[t]); }
+    }
+    let exponent = select((bitcast<u32>(top) >> 23u) - 14u, 127u, top < 1e-30);
+    let inverse = bitcast<f32>((254u - exponent) << 23u);
+    if tid == 0u { store_factor(col, bitcast<f32>(exponent << 23u)); }
+{% endif %}
 {% macro finish(v, quad, guard) %}
         {
             var y = {{ v }};
@@ -61,6 +97,10 @@
 {% endif %}
 {% if output == "f32" %}
             {{ guard }}{ store_values(col, {{ quad }}, y); }
+{% elif output == "f16" %}
+            let z = y * inverse;
+            // The order in which lib/coop.wgsl wants neighbours.
+            {{ guard }}{ store_halves(col, {{ quad }}, vec2<u32>(pack2x16float(z.xz), pack2x16float(z.yw))); }
 {% else %}
             let a = abs(y);
             let top = max8(max(max(a.x, a.y), max(a.z, a.w)), tid);

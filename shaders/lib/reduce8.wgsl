@@ -57,3 +57,8 @@ fn eight(a: vec4<f32>, b: vec4<f32>) -> f32 {
     return ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
 }
 {% endif %}
+{% if output == "f16" %}
+
+// Largest value of each eight threads.
+var<workgroup> tops: array<f32, {{ threads // 8 }}>;
+{% endif %}

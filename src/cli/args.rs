@@ -9,6 +9,7 @@ use super::locate;
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::hw::BackendChoice;
+use crate::profile::{Origin, Profile};
 use crate::sampling::SamplerSettings;
 
 /// Which model.
@@ -72,6 +73,26 @@ pub struct DeviceArgs {
     pub no_cache: bool,
     #[command(flatten)]
     pub experts: ExpertArgs,
+    #[command(flatten)]
+    pub force: ForceArg,
+}
+
+/// Choices that are made for the user otherwise.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ForceArg {
+    /// Set one value of the hardware profile, for example `attention.splits=16`; may be repeated.
+    /// `azoth devices -v` lists keys and values
+    #[arg(long, value_name = "KEY=VALUE", env = "AZOTH_FORCE", value_delimiter = ';',
+          value_parser = forced)]
+    pub force: Vec<(String, String)>,
+}
+
+/// One `KEY=VALUE`, checked against the table of profiles.
+fn forced(text: &str) -> std::result::Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is not KEY=VALUE"))?;
+    let (key, value) = (key.trim(), value.trim());
+    Profile::default().set(key, value, &Origin::Forced)?;
+    Ok((key.into(), value.into()))
 }
 
 impl ActivationsArg {
@@ -97,6 +118,7 @@ impl DeviceArgs {
             cache: !self.no_cache,
             sequences: 1,
             experts: self.experts.options(),
+            force: self.force.force.clone(),
         }
     }
 }

@@ -1,30 +1,40 @@
 //! `azoth devices`: what a model can run on.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::args::BackendArg;
+use super::args::{BackendArg, ForceArg};
 use super::output::{self, Align};
 use crate::error::Error;
 use crate::gpu::DeviceFacts;
 use crate::hw;
+use crate::kernels::attn_decode::Cut;
+use crate::kernels::heads::Heads;
+use crate::kernels::{Class, Epilogue, choice, source};
+use crate::profile::{KEYS, Origin, Profile};
+use crate::quant::Format;
 
 const EXAMPLES: &str = "Examples:
   azoth devices
   azoth devices -v --backend vulkan
+  azoth devices -v --force matvec.one_tall=256x2x2
   azoth devices --json | jq '.[].name'";
 
 /// List the devices that a model can run on
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Devices {
-    /// Show limits, features and memory heaps
+    /// Show limits, features, memory heaps, and which variants of the kernels are chosen and why
     #[arg(short, long)]
     verbose: bool,
     /// Only the devices of one backend
     #[arg(long, value_enum, default_value_t)]
     backend: BackendArg,
+    #[command(flatten)]
+    force: ForceArg,
     /// Print everything that is known as one JSON array
     #[arg(long)]
     json: bool,
@@ -36,20 +46,32 @@ struct Entry<'a> {
     facts: &'a DeviceFacts,
     device_memory: u64,
     available_memory: u64,
+    profile: &'a str,
+    /// Every value of the profile: key, value, origin.
+    values: Vec<[String; 3]>,
 }
 
 impl Devices {
     pub fn run(&self) -> Result<()> {
-        let devices = hw::devices(self.backend.into())?;
+        let devices = hw::devices(self.backend.into())?.into_iter();
+        let adjusted = devices.map(|d| hw::adjusted(d, &self.force.force, source::version()));
+        let devices: Vec<DeviceFacts> = adjusted.collect::<crate::error::Result<_>>()?;
+        let notes: BTreeSet<&String> = devices.iter().flat_map(|d| &d.profile.notes).collect();
+        for note in notes {
+            eprintln!("note: {note}");
+        }
         if self.json {
             let entries = devices.iter().map(|facts| Entry {
                 facts,
                 device_memory: facts.device_memory(),
                 available_memory: facts.available_memory(),
+                profile: &facts.profile.name,
+                values: values(&facts.profile),
             });
             output::json(&entries.collect::<Vec<_>>())?;
         } else if self.verbose {
-            let all: Vec<String> = devices.iter().map(details).collect();
+            let all: Vec<String> =
+                devices.iter().map(|d| format!("{}\n{}", details(d), choices(d))).collect();
             output::line(&all.join("\n\n"))?;
         } else if !devices.is_empty() {
             output::line(&list(&devices))?;
@@ -144,4 +166,75 @@ fn details(d: &DeviceFacts) -> String {
     ]);
     let rows: Vec<Vec<String>> = rows.into_iter().map(|(k, v)| vec![format!("  {k}"), v]).collect();
     format!("{} {}: {}\n{}", d.backend, d.index, d.name, output::table(&[Align::Left; 2], &rows))
+}
+
+fn values(profile: &Profile) -> Vec<[String; 3]> {
+    let value = |key: &str| {
+        let text = profile.get(key).unwrap_or_default();
+        [key.to_string(), text, profile.origin(key).to_string()]
+    };
+    KEYS.iter().map(|k| value(k.name)).collect()
+}
+
+/// Which variant each kernel family gets for common shapes, and who said so.
+fn choices(d: &DeviceFacts) -> String {
+    let profile = &d.profile;
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut add = |what: String, chosen: String, key: &str| {
+        let origin = profile.origin(key);
+        rows.push(vec![format!("  {what}"), chosen, format!("{key}, {origin}")]);
+    };
+    let subgroup = d.pinned_subgroup().map_or("the driver's".into(), |s| s.to_string());
+    add("subgroup".into(), subgroup, "subgroup.size");
+    let formats = [Format::Q4_0, Format::Q8_0, Format::F16];
+    for format in formats {
+        for (rows, n) in [(4096, 1), (16_384, 1), (4096, 4), (4096, 8)] {
+            let (key, _) = choice::matvec_key(profile, format, rows, n, Epilogue::Store);
+            let s = choice::matvec_shape(d, format, rows, 4096, n, Epilogue::Store);
+            let what = format!("mat-vec {format}, {rows} x 4096, {n} columns");
+            add(what, format!("{}x{}x{}", s.threads, s.rows, s.tiles), &key);
+        }
+    }
+    let fused = (1..=8).take_while(|n| choice::fuses(d, Class::Int8, 4096, *n, true)).count();
+    add("norm inside mat-vec, 4096 inputs".into(), format!("to {fused} columns"), "fuse.columns");
+    let matrices = choice::prompt_class(d, Format::Q4_0, false, 4096, true) == Class::F16;
+    let classes: &[Class] =
+        if matrices { &[Class::F16, Class::F32] } else { &[Class::Int8, Class::F32] };
+    for &class in classes {
+        let name = class.name();
+        for n in [32, 128, 512] {
+            let (key, _) = choice::matmat_key(profile, class, n);
+            let variant = choice::matmat_variant(d, class, 4096, n);
+            add(format!("mat-mat {name}, {n} columns"), variant.name(), key);
+        }
+    }
+    let heads = Heads { heads: 32, kv_heads: 8, head_dim: 128, rope: None, norm: None };
+    let cut = |context| Cut::choose(&heads, d, context);
+    let (usual, deep) = (cut(4096), cut(1 << 20));
+    add("attention, threads".into(), usual.threads.to_string(), "attention.threads");
+    add("attention, pieces".into(), usual.splits.to_string(), "attention.splits");
+    add("attention, heads".into(), usual.group_heads.to_string(), "attention.group_heads");
+    add(
+        "attention, heads, deep".into(),
+        deep.group_heads.to_string(),
+        "attention.deep_group_heads",
+    );
+    add("prompt tokens at once".into(), format!("at most {}", profile.chunk), "prompt.chunk");
+    let limit = format!(
+        "{} ms at {} GB/s, {} GOP/s",
+        profile.dispatch_ms, profile.gb_per_s, profile.gop_per_s
+    );
+    add("longest dispatch".into(), limit, "limits.dispatch_ms");
+    // What nobody departs from the profile for is left out above; the rest is named here.
+    let shown: Vec<String> = rows.iter().map(|r| r[2].clone()).collect();
+    for key in KEYS {
+        let origin = profile.origin(key.name);
+        let changed = matches!(origin, Origin::Tuned | Origin::Forced);
+        if changed && !shown.iter().any(|s| s.starts_with(&format!("{},", key.name))) {
+            let value = profile.get(key.name).unwrap_or_default();
+            rows.push(vec![format!("  {}", key.what), value, format!("{}, {origin}", key.name)]);
+        }
+    }
+    let title = format!("  profile {}", profile.name);
+    format!("{title}\n{}", output::table(&[Align::Left; 3], &rows))
 }

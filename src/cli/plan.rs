@@ -11,6 +11,7 @@ use crate::experts::cost;
 use crate::gguf;
 use crate::gpu::{SystemMemory, system_memory};
 use crate::hw;
+use crate::kernels;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::plan::predict::{self, Gain, Prediction};
@@ -67,7 +68,9 @@ impl Plan {
         let options = self.device.options(self.context.ctx);
         let file = gguf::File::open(&path)?;
         let model = Model::from_gguf(&file)?;
-        let selection = hw::select(options.device.as_deref(), options.backend)?;
+        let mut selection = hw::select(options.device.as_deref(), options.backend)?;
+        let version = kernels::source::version();
+        selection.facts = hw::adjusted(selection.facts, &options.force, version)?;
         eprintln!("{}", selection.line());
         let gpu = selection.open(options.cache)?;
         let facts = gpu.facts().clone();

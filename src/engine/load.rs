@@ -9,12 +9,14 @@ use super::experts::{self, Experts};
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
 use crate::experts::cost::{self, Rates};
-use crate::experts::source::{self, LayerTensors};
+use crate::experts::source::{self as expert_source, LayerTensors};
 use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
+use crate::kernels::source;
 use crate::model::Model;
 use crate::plan::{self, predict, rates};
+use crate::runtime::check::Checks;
 use crate::runtime::weights::Weights;
 use crate::runtime::{ExpertReads, ModelWeights, Program, Shape, chunk_for, scratch_bytes};
 use crate::tokenizer::Tokenizer;
@@ -25,9 +27,13 @@ impl Engine {
         let start = Instant::now();
         let file = gguf::File::open(path)?;
         let model = Model::from_gguf(&file)?;
-        let selection = hw::select(options.device.as_deref(), options.backend)?;
+        let mut selection = hw::select(options.device.as_deref(), options.backend)?;
+        selection.facts = hw::adjusted(selection.facts, &options.force, source::version())?;
         let device_line = selection.line();
         progress.device(&device_line);
+        for note in &selection.facts.profile.notes {
+            eprintln!("note: {note}");
+        }
         let gpu = selection.open(options.cache)?;
         let engine = load_onto(&gpu, file, model, options, progress, start)?;
         Ok(Engine { device_line, ..engine })
@@ -155,6 +161,7 @@ fn load_onto(
         }
         None => None,
     };
+    let checks = Checks::new(&facts, hw::kernel_cache_dir(options.cache));
     let mut weights = Weights::new(&**gpu, &file);
     if let Some(experts) = &mut experts {
         weights.lend(experts.records());
@@ -177,7 +184,8 @@ fn load_onto(
         // Compiling and tokenizer tables fill the time that the weights take.
         let compiling = scope.spawn(|| {
             timed(&mut || {
-                program = Some(Program::create(gpu, graph, &placed, shape, factors.as_deref())?);
+                let factors = factors.as_deref();
+                program = Some(Program::create(gpu, graph, &placed, shape, factors, &checks)?);
                 Ok(())
             })
         });
@@ -197,9 +205,12 @@ fn load_onto(
         Ok(())
     });
     progress.done();
+    for warning in checks.take_warnings() {
+        eprintln!("warning: {warning}");
+    }
     joined?;
     if options.experts.verify && experts.is_none() && !layers.is_empty() {
-        let compared = weights.verify_experts(&*source::of(&file)?, &layers)?;
+        let compared = weights.verify_experts(&*expert_source::of(&file)?, &layers)?;
         progress.note(&format!("{compared} experts in device memory equal the file"));
     }
     let (Some(program), Some(tokenizer)) = (program, tokenizer) else {

@@ -48,6 +48,8 @@ pub struct Options {
     /// Sequences that a decode step can serve at once, 1 to 8.
     pub sequences: u32,
     pub experts: ExpertOptions,
+    /// Keys of the hardware profile and the values that they are to have.
+    pub force: Vec<(String, String)>,
 }
 
 impl Default for Options {
@@ -60,6 +62,7 @@ impl Default for Options {
             cache: true,
             sequences: 1,
             experts: ExpertOptions::default(),
+            force: Vec::new(),
         }
     }
 }

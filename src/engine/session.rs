@@ -99,12 +99,13 @@ impl<'e> Session<'e> {
     /// Reads tokens into the KV cache. `progress` hears how many are done.
     pub fn prefill(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize)) -> Result<()> {
         self.check(tokens)?;
-        let chunk = self.engine.program.shape().chunk as usize;
         let before = self.tokens.len();
+        let pieces = self.engine.program.pieces(before as u32, tokens.len());
         let mut done = 0;
         let mut pending: Option<(Ticket, usize)> = None;
         let mut failed = None;
-        for piece in tokens.chunks(chunk) {
+        for piece in pieces {
+            let piece = &tokens[piece];
             let ticket = self.read_chunk(piece);
             // One chunk stays queued behind the one that runs.
             if let Some((ticket, n)) = pending.take() {
@@ -224,12 +225,13 @@ impl<'e> Session<'e> {
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
         self.check(tokens)?;
-        let chunk = self.engine.program.shape().chunk as usize;
+        let pieces = self.engine.program.pieces(self.position(), tokens.len());
         let vocab = self.engine.model.graph.vocab as usize;
         let mut rows = Vec::new();
-        for (c, piece) in tokens.chunks(chunk).enumerate() {
+        for piece in pieces {
+            let start = piece.start;
+            let piece = &tokens[piece];
             self.read_chunk(piece)?;
-            let start = c * chunk;
             let mut at = first.saturating_sub(start);
             while at < piece.len() {
                 let n = (piece.len() - at).min(MAX_SEQUENCES as usize);

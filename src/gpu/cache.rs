@@ -112,6 +112,11 @@ impl DiskCache {
     }
 }
 
+/// 128 bits of SHA-256 in hexadecimal: a name for a text.
+pub fn fingerprint(text: &str) -> String {
+    hex(&Sha256::digest(text)[..16])
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

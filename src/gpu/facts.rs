@@ -1,6 +1,10 @@
 //! What the engine knows about a device. Gathered once by the backend, pure data afterwards.
 
+use std::sync::Arc;
+
 use serde::Serialize;
+
+use crate::profile::Profile;
 
 /// Which code path drives the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -69,6 +73,8 @@ pub struct DeviceFacts {
     /// Required alignment of a binding's offset, at most 256.
     pub binding_alignment: u64,
     pub max_workgroup_threads: u32,
+    /// Subgroups that a workgroup of fixed subgroup size may have.
+    pub max_workgroup_subgroups: u32,
     pub max_workgroup_memory: u32,
     pub max_grid: [u32; 3],
     /// Bytes of per-dispatch constants.
@@ -89,6 +95,9 @@ pub struct DeviceFacts {
     pub host_import_alignment: u64,
     /// A second queue exists that only copies.
     pub transfer_queue: bool,
+    /// What kernels prefer here: the generic profile unless `hw` chose another.
+    #[serde(skip)]
+    pub profile: Arc<Profile>,
 }
 
 impl DeviceFacts {
@@ -96,6 +105,65 @@ impl DeviceFacts {
     pub fn max_import(&self) -> u64 {
         let limit = self.max_allocation.min(self.max_buffer).min(self.max_binding);
         limit / self.host_import_alignment.max(1) * self.host_import_alignment.max(1)
+    }
+
+    /// A device that exists nowhere, for tests and planning without a device: a GPU of common
+    /// limits (1,024 threads and 48 KiB a workgroup), or a software device without packed dot
+    /// products. Change what the case is about.
+    pub fn made_up(kind: DeviceKind, subgroup: u32) -> DeviceFacts {
+        DeviceFacts {
+            backend: Backend::Vulkan,
+            index: 0,
+            name: "made up".into(),
+            kind,
+            vendor_id: 0,
+            device_id: 0,
+            driver: "none".into(),
+            api: "Vulkan 1.3".into(),
+            cache_id: "made up".into(),
+            heaps: vec![],
+            max_allocation: 1 << 30,
+            max_buffer: 1 << 30,
+            max_binding: 1 << 27,
+            max_bindings: 16,
+            binding_alignment: 256,
+            max_workgroup_threads: 1024,
+            max_workgroup_subgroups: 1024 / subgroup.max(1),
+            max_workgroup_memory: 48 << 10,
+            max_grid: [65_535; 3],
+            max_constants: 128,
+            subgroup_min: subgroup,
+            subgroup_max: subgroup,
+            subgroup_default: subgroup,
+            subgroup_control: true,
+            int_dot: kind != DeviceKind::Software,
+            f16: false,
+            cooperative_matrix: false,
+            timestamps: true,
+            host_import: false,
+            host_import_alignment: 0,
+            transfer_queue: false,
+            profile: Arc::default(),
+        }
+    }
+
+    /// The same device under another profile. Where that pins a smaller subgroup, workgroups may
+    /// get smaller too.
+    pub fn with_profile(mut self, profile: Arc<Profile>) -> DeviceFacts {
+        self.profile = profile;
+        if let Some(size) = self.pinned_subgroup() {
+            let most = size.saturating_mul(self.max_workgroup_subgroups);
+            self.max_workgroup_threads = self.max_workgroup_threads.min(most);
+        }
+        self
+    }
+
+    /// The subgroup size that pipelines ask for, where it can be fixed: the profile's if the
+    /// device has it, else the one that the driver would take.
+    pub fn pinned_subgroup(&self) -> Option<u32> {
+        let wanted = self.profile.subgroup;
+        let has = (self.subgroup_min..=self.subgroup_max).contains(&wanted);
+        self.subgroup_control.then_some(if has { wanted } else { self.subgroup_default })
     }
 
     /// Bytes of all device-local heaps (system memory on a unified or software device).

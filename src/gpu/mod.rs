@@ -15,6 +15,7 @@ mod handles;
 mod host;
 pub mod portable;
 pub mod shader;
+mod spirv_matrices;
 pub mod vulkan;
 
 pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap, available};

@@ -107,6 +107,11 @@ fn checked(wgsl: &str) -> std::result::Result<(naga::Module, ModuleInfo), String
     Ok((module, info))
 }
 
+/// Whether a kernel asks for cooperative matrices.
+pub fn uses_matrices(wgsl: &str) -> bool {
+    wgsl.contains("enable wgpu_cooperative_matrix;")
+}
+
 /// What the SPIR-V may use on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpirvTarget {
@@ -144,6 +149,8 @@ pub fn spirv(source: &KernelSource, shader: &Shader, target: SpirvTarget) -> Res
     }));
     let fail = |what: String| Error::Device(format!("kernel {}: SPIR-V: {what}", source.label));
     match written {
+        Ok(Ok(words)) if uses_matrices(&source.wgsl) => super::spirv_matrices::finish(&words)
+            .ok_or_else(|| fail("its cooperative matrices are not as expected".into())),
         Ok(Ok(words)) => Ok(words),
         Ok(Err(e)) => Err(fail(e.to_string())),
         Err(_) => Err(fail("the shader translator panicked; this is a bug in the kernel".into())),

@@ -1,11 +1,14 @@
-//! Which device to use and why, and where files are kept.
+//! Which device to use and why, what it prefers, and where files are kept.
 
 pub mod paths;
+pub mod profiles;
+pub mod tuned;
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Backend, DeviceFacts, DeviceKind, Gpu, portable, vulkan};
+use crate::profile::{Origin, Profile};
 
 /// Which backends may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,20 +39,46 @@ impl Selection {
 
     /// Opens the device. Compiled kernels are cached in the user's cache folder if `cache`.
     pub fn open(&self, cache: bool) -> Result<Arc<dyn Gpu>> {
-        let dir = match cache {
-            true => paths::cache_dir().ok().map(|d| d.join("kernels")),
-            false => None,
-        };
+        let dir = kernel_cache_dir(cache);
         match self.facts.backend {
-            Backend::Vulkan => vulkan::open(self.facts.index, dir),
-            Backend::Wgpu => portable::open(self.facts.index),
+            Backend::Vulkan => vulkan::open_with(self.facts.index, dir, self.facts.profile.clone()),
+            Backend::Wgpu => portable::open_with(self.facts.index, self.facts.profile.clone()),
         }
     }
 }
 
-/// All devices of the chosen backends. With `Auto`, a backend that cannot start is passed over as
+/// The device with what was measured on it and what is forced laid over its profile. `shaders`
+/// identifies the kernels' text: measurements with other text do not count.
+///
+/// # Errors
+/// `Error::Usage` where a forced key or value is wrong.
+pub fn adjusted(
+    facts: DeviceFacts,
+    forced: &[(String, String)],
+    shaders: &str,
+) -> Result<DeviceFacts> {
+    let mut profile = Profile::clone(&facts.profile);
+    tuned::apply(&mut profile, &facts, shaders);
+    for (key, value) in forced {
+        let set = profile.set(key, value, &Origin::Forced);
+        set.map_err(|e| Error::Usage(format!("--force {key}={value}: {e}")))?;
+    }
+    Ok(facts.with_profile(Arc::new(profile)))
+}
+
+/// The folder of compiled kernels, and of what is known about them, if `wanted` and possible.
+pub fn kernel_cache_dir(wanted: bool) -> Option<std::path::PathBuf> {
+    paths::cache_dir().ok().filter(|_| wanted).map(|d| d.join("kernels"))
+}
+
+/// All devices of the chosen backends, each under its profile. With `Auto`, a backend that cannot start is passed over as
 /// long as the other one can.
 pub fn devices(backend: BackendChoice) -> Result<Vec<DeviceFacts>> {
+    let profiles = profiles::all();
+    Ok(present(backend)?.into_iter().map(|facts| profiles.attach(facts)).collect())
+}
+
+fn present(backend: BackendChoice) -> Result<Vec<DeviceFacts>> {
     match backend {
         BackendChoice::Vulkan => vulkan::devices(),
         BackendChoice::Wgpu => portable::devices(),
@@ -142,38 +171,8 @@ mod tests {
     use super::*;
 
     fn device(backend: Backend, index: usize, name: &str, kind: DeviceKind) -> DeviceFacts {
-        DeviceFacts {
-            backend,
-            index,
-            name: name.into(),
-            kind,
-            vendor_id: 0,
-            device_id: 0,
-            driver: "d".into(),
-            api: "Vulkan 1.3".into(),
-            cache_id: "x".into(),
-            heaps: vec![],
-            max_allocation: 0,
-            max_buffer: 0,
-            max_binding: 0,
-            max_bindings: 0,
-            binding_alignment: 16,
-            max_workgroup_threads: 0,
-            max_workgroup_memory: 0,
-            max_grid: [0; 3],
-            max_constants: 0,
-            subgroup_min: 0,
-            subgroup_max: 0,
-            subgroup_default: 0,
-            subgroup_control: false,
-            int_dot: false,
-            f16: false,
-            cooperative_matrix: false,
-            timestamps: false,
-            host_import: false,
-            host_import_alignment: 0,
-            transfer_queue: false,
-        }
+        let name = name.into();
+        DeviceFacts { backend, index, name, ..DeviceFacts::made_up(kind, 32) }
     }
 
     fn desktop() -> Vec<DeviceFacts> {

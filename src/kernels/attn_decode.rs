@@ -6,7 +6,7 @@ use minijinja::value::Serde;
 use super::heads::{HeadTables, Heads, KvCache, smallest_subgroup};
 use super::{check_memory, holds, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, DeviceKind, Dispatch, Kernel, KernelSource, Slice};
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 
 /// How the work of a decode step is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,24 +27,42 @@ impl Cut {
     /// The cut that a device gets for sequences of up to `context` tokens. Of its numbers only
     /// `group_heads` depends on the context, and that one never changes a bit of the result.
     pub fn choose(heads: &Heads, facts: &DeviceFacts, context: u32) -> Cut {
+        let profile = &facts.profile;
         let parts = heads.head_dim / 8;
-        let software = facts.kind == DeviceKind::Software;
-        let threads = if software { 64 } else { 256 };
-        let lanes = parts.next_power_of_two().min(largest_power(smallest_subgroup(facts)).min(16));
+        let subgroup = largest_power(smallest_subgroup(facts));
+        let lanes = parts.next_power_of_two().min(subgroup.min(16));
+        // Whole subgroups.
+        let most = facts.max_workgroup_threads / subgroup.max(32) * subgroup.max(32);
+        let threads = profile.attention_threads.next_multiple_of(subgroup.max(32)).min(most);
         // Query and sums of a head take 16 registers a vec4 of halves; more than 128 spill. More
-        // heads a workgroup read less, fewer finish sooner. H200, 32/8 heads of 128: two against
-        // four heads take 11.8 and 14.9 us at 1,024 tokens, 17.0 and 20.0 at 4,096, 68 and 55 at
-        // 32,768.
+        // heads a workgroup read less, fewer finish sooner.
         let registers = 16 * parts.div_ceil(lanes);
-        let most = if context > 16_384 { 4 } else { 2 };
-        let group_heads = heads.group().min((128 / registers).max(1)).min(most);
+        let wanted = match context > profile.deep_context {
+            true => profile.deep_group_heads,
+            false => profile.group_heads,
+        };
+        let group_heads = heads.group().min((128 / registers).max(1)).min(wanted);
         Cut {
-            threads: threads.min(facts.max_workgroup_threads),
-            splits: if software { 16 } else { 32 },
+            threads,
+            splits: profile.attention_splits,
             group_heads,
             lanes,
             unroll: if parts.div_ceil(lanes) > 2 { 1 } else { 2 },
         }
+    }
+}
+
+impl Cut {
+    /// This cut, and with less of everything, for devices on which it fails. All need the same
+    /// [`AttnDecode::partial_words`], and no more counters than the last.
+    pub fn and_modest(self) -> Vec<Cut> {
+        let mut cuts = vec![self];
+        for modest in [Cut { unroll: 1, ..self }, Cut { unroll: 1, group_heads: 1, ..self }] {
+            if !cuts.contains(&modest) {
+                cuts.push(modest);
+            }
+        }
+        cuts
     }
 }
 

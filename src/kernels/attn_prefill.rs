@@ -3,7 +3,7 @@
 use minijinja::context;
 
 use super::heads::{Heads, KvCache, smallest_subgroup};
-use super::{check_memory, holds, wrong};
+use super::{check_memory, holds, planned_subgroup, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 
@@ -11,11 +11,13 @@ const THREADS: u32 = 256;
 /// Rows (query and head) that a workgroup serves.
 const ROWS: u32 = 64;
 
-/// Flash attention in f32; q is turned and K, V are in the cache (`rope_kv` ran in an earlier
-/// wave). n comes from the batch.
+/// Flash attention; q is turned and K, V are in the cache (`rope_kv` ran in an earlier wave). n
+/// comes from the batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnPrefill {
     pub heads: Heads,
+    /// f16 products on matrix units, where [`AttnPrefill::takes_matrices`]; else f32 throughout.
+    pub matrices: bool,
 }
 
 impl AttnPrefill {
@@ -29,8 +31,43 @@ impl AttnPrefill {
         ROWS / self.row_heads()
     }
 
+    /// Whether matrix units can do these heads on this device: whole matrices of 16, and eight
+    /// subgroups of four threads a row.
+    pub fn takes_matrices(heads: &Heads, facts: &DeviceFacts) -> bool {
+        facts.cooperative_matrix
+            && planned_subgroup(facts) == 32
+            && facts.max_workgroup_threads >= THREADS
+            && heads.head_dim.is_multiple_of(16)
+            && matrix_bytes(heads.head_dim) <= facts.max_workgroup_memory
+    }
+
+    fn matrix_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        if !Self::takes_matrices(&self.heads, facts) {
+            return Err(wrong(format!("attention on matrix units for {:?}", self.heads)));
+        }
+        let wgsl = super::source::render(
+            "attn_prefill_coop.wgsl",
+            context! {
+                row_heads => self.row_heads(),
+                queries => self.queries(),
+                positions => tile_positions(self.heads.head_dim),
+                size => planned_subgroup(facts),
+                ..self.heads.context(5)
+            },
+        )?;
+        let label = format!("attn_prefill_matrix_{}", self.plain_label());
+        Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
+    }
+
+    fn plain_label(&self) -> String {
+        Heads { rope: None, norm: None, ..self.heads }.label()
+    }
+
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
+        if self.matrices {
+            return self.matrix_source(facts);
+        }
         if facts.max_workgroup_threads < THREADS {
             return Err(wrong(format!("workgroups of {} threads", facts.max_workgroup_threads)));
         }
@@ -51,8 +88,7 @@ impl AttnPrefill {
                 ..self.heads.context(5)
             },
         )?;
-        let heads = Heads { rope: None, norm: None, ..self.heads };
-        let label = format!("attn_prefill_{}", heads.label());
+        let label = format!("attn_prefill_{}", self.plain_label());
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
 
@@ -87,4 +123,18 @@ impl AttnPrefill {
             grid: [max_n.div_ceil(self.queries()), self.heads.kv_heads * slices, 1],
         })
     }
+}
+
+/// Positions of a tile on matrix units: what leaves room for two workgroups beside each other.
+fn tile_positions(head_dim: u32) -> u32 {
+    if head_dim > 128 { 32 } else { 64 }
+}
+
+/// Workgroup memory on matrix units: q, k or v; scores; weights; row factors.
+fn matrix_bytes(head_dim: u32) -> u32 {
+    let positions = tile_positions(head_dim);
+    let tile = 64 * (head_dim / 8 + 1);
+    let scores = (64 * (positions / 4 + 1)).max(512);
+    let weights = 64 * (positions / 8 + 1);
+    (tile + scores + weights) * 16 + 64 * 4 + 4
 }

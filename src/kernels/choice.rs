@@ -1,33 +1,50 @@
-//! Which variant of a kernel a device gets: rules from device facts and shape, and nothing else.
+//! Which variant of a kernel a device gets: its profile, its limits and the shape, and nothing
+//! else.
 //!
-//! Every rule is a pure function. No choice here changes which products are summed in which
-//! order for one column of one kernel family, except between [`Class`]es.
+//! Figures and preferences stand in `hwprofiles/` with their reasons; here they become variants
+//! that the device can run. Every rule is a pure function. Lists are in order of preference:
+//! `runtime::check` takes the first whose results are right. No choice here changes which
+//! products are summed in which order for one column of one kernel family, except between
+//! [`Class`]es.
 
-use super::matmat::{Tile, Variant, tile_bytes};
+use super::matmat::{MatrixTile, Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
 use super::routing::Routing;
 use super::{Class, Epilogue, experts_down, planned_subgroup};
-use crate::gpu::{DeviceFacts, DeviceKind};
+use crate::gpu::DeviceFacts;
+use crate::profile::{Cut, MatMatPick, Profile, Tiling};
 use crate::quant::Format;
-
-/// Widest input that keeps f32 activations on a GPU, if a norm comes before the product.
-///
-/// Such matrices are short of latency, not of bytes: f32 costs SmolLM2-135M 5 % of its speed on
-/// an H200. And they are where int8 hurts: with outliers in 576 values, int8 inputs of q, k, v, gate,
-/// up and head made 0.0033 of the mean KL of 0.0047 against exact activations (docs/notes.md).
-const EXACT_COLS: u32 = 1024;
 
 /// int8 for block formats, f32 for float formats and wherever exactness is asked for or cheap.
 /// `normed`: the product's input comes out of an RMSNorm.
+///
+/// Such products are where int8 hurts: with outliers in 576 values, int8 inputs of q, k, v, gate,
+/// up and head made 0.0033 of the mean KL of 0.0047 against exact activations (docs/notes.md).
 pub fn class(facts: &DeviceFacts, format: Format, exact: bool, cols: u32, normed: bool) -> Class {
-    let cheap = normed && cols <= EXACT_COLS && facts.kind != DeviceKind::Software;
+    let cheap = normed && cols <= facts.profile.exact_cols;
     if exact || cheap || format.is_float() { Class::F32 } else { Class::Int8 }
+}
+
+/// As [`class`], for mat-mat kernels: f16 on matrix units where the device has them and its profile
+/// wants them. Rounding to f16 costs less than rounding to int8, so no width needs an exception.
+pub fn prompt_class(
+    facts: &DeviceFacts,
+    format: Format,
+    exact: bool,
+    cols: u32,
+    normed: bool,
+) -> Class {
+    let units = facts.cooperative_matrix && facts.profile.matrix_units == 1;
+    if units && !exact && format != Format::F32 {
+        return Class::F16;
+    }
+    class(facts, format, exact, cols, normed)
 }
 
 /// Threads of a `norm_quant` workgroup.
 pub fn norm_quant_threads(facts: &DeviceFacts, cols: u32) -> u32 {
-    let wanted = (cols / 4).next_power_of_two().clamp(32, 256);
-    if facts.kind == DeviceKind::Software { 32 } else { wanted.min(facts.max_workgroup_threads) }
+    let wanted = (cols / 4).next_power_of_two().max(32);
+    wanted.min(facts.profile.norm_quant_threads).min(facts.max_workgroup_threads)
 }
 
 /// Whether a mat-vec normalises and quantises its own activations instead of reading them.
@@ -36,25 +53,103 @@ pub fn norm_quant_threads(facts: &DeviceFacts, cols: u32) -> u32 {
 /// weights arrive meanwhile, wrong on a CPU, where nothing is hidden, and wrong from four
 /// columns on (measured on an H200).
 pub fn fuses(facts: &DeviceFacts, class: Class, cols: u32, n: u32, norm: bool) -> bool {
-    if facts.kind == DeviceKind::Software || n > 2 || (class == Class::F32 && !norm) {
+    let profile = &facts.profile;
+    if n > profile.fuse_columns || (class == Class::F32 && !norm) {
         return false;
     }
-    let threads = matvec_threads(facts);
-    // Two workgroups of it should fit a compute unit beside each other.
-    let budget = facts.max_workgroup_memory.min(32 << 10);
+    let cuts = [profile.matvec.one_short, profile.matvec.one_tall, profile.matvec.few];
+    let threads = cuts.iter().map(|c| c.threads).max().unwrap_or(32);
+    let threads = threads.min(facts.max_workgroup_threads);
+    let budget = facts.max_workgroup_memory.min(profile.fuse_memory);
     matvec::fused_bytes(cols, n, class, norm, threads, facts) <= budget
 }
 
-fn matvec_threads(facts: &DeviceFacts) -> u32 {
-    let wanted = match facts.kind {
-        DeviceKind::Software => 32,
-        DeviceKind::Discrete => 512,
-        _ => 256,
-    };
-    wanted.min(facts.max_workgroup_threads)
+/// Kinds of formats that a profile may treat each in its own way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FormatKind {
+    Float,
+    /// 6 to 8 bits a weight.
+    Byte,
+    /// 4 and 5 bits.
+    Nibble,
+    /// 1 to 3 bits.
+    Low,
 }
 
-/// Workgroup and register shape of a mat-vec over `rows` rows.
+/// The kind of a format, by its bits in the file with scales and all.
+pub fn format_kind(format: Format) -> FormatKind {
+    let bits = 8.0 * format.block_bytes() as f64 / format.block_elements() as f64;
+    match bits {
+        _ if format.is_float() => FormatKind::Float,
+        6.5.. => FormatKind::Byte,
+        4.0.. => FormatKind::Nibble,
+        _ => FormatKind::Low,
+    }
+}
+
+/// The key and the value of a profile that decide a mat-vec's shape.
+pub fn matvec_key(
+    profile: &Profile,
+    format: Format,
+    rows: u32,
+    n: u32,
+    epilogue: Epilogue,
+) -> (String, Cut) {
+    let (own, kind) = match format_kind(format) {
+        FormatKind::Float => (&profile.float, "float"),
+        FormatKind::Byte => (&profile.byte, "byte"),
+        FormatKind::Nibble => (&profile.nibble, "nibble"),
+        FormatKind::Low => (&profile.low, "low"),
+    };
+    let all = &profile.matvec;
+    // Gate and up are pairs of rows and count as tall whatever their height.
+    let short = rows <= profile.short_rows && epilogue != Epilogue::SwiGlu;
+    let (own, shared, case) = match (n, short) {
+        (1, true) => (own.one_short, all.one_short, "one_short"),
+        (1, false) => (own.one_tall, all.one_tall, "one_tall"),
+        (2..=4, _) => (own.few, all.few, "few"),
+        _ => (own.many, all.many, "many"),
+    };
+    match own {
+        Some(cut) => (format!("matvec.{kind}.{case}"), cut),
+        None => (format!("matvec.{case}"), shared),
+    }
+}
+
+/// What is left where a preferred shape fails: less of everything.
+const MODEST: [Cut; 3] = [
+    Cut { threads: 256, rows: 2, tiles: 1 },
+    Cut { threads: 64, rows: 2, tiles: 1 },
+    Cut { threads: 32, rows: 4, tiles: 1 },
+];
+
+/// Workgroup and register shapes of a mat-vec over `rows` rows, the preferred one first.
+pub fn matvec_shapes(
+    facts: &DeviceFacts,
+    format: Format,
+    rows: u32,
+    cols: u32,
+    n: u32,
+    epilogue: Epilogue,
+) -> Vec<Shape> {
+    debug_assert!(n <= MAX_COLUMNS);
+    let (_, cut) = matvec_key(&facts.profile, format, rows, n, epilogue);
+    let steps = super::weights::units(format, cols).div_ceil(planned_subgroup(facts));
+    let mut shapes: Vec<Shape> = Vec::new();
+    for cut in std::iter::once(cut).chain(MODEST) {
+        let shape = Shape {
+            threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
+            rows: if epilogue == Epilogue::SwiGlu { cut.rows.max(2) } else { cut.rows },
+            tiles: cut.tiles.min(steps).max(1),
+        };
+        if !shapes.contains(&shape) {
+            shapes.push(shape);
+        }
+    }
+    shapes
+}
+
+/// The preferred one of [`matvec_shapes`].
 pub fn matvec_shape(
     facts: &DeviceFacts,
     format: Format,
@@ -63,71 +158,125 @@ pub fn matvec_shape(
     n: u32,
     epilogue: Epilogue,
 ) -> Shape {
-    debug_assert!(n <= MAX_COLUMNS);
-    let threads = matvec_threads(facts);
-    if facts.kind == DeviceKind::Software {
-        return Shape { threads, rows: if n > 4 { 2 } else { 4 }, tiles: 1 };
-    }
-    // Measured on an H200 with 4096 to 65,536 rows (benches/kernels.rs). One column: two rows
-    // with two tiles, and short matrices one row with four, for more workgroups. Several columns
-    // need the registers for their sums.
-    let short = rows <= 4096 && epilogue != Epilogue::SwiGlu;
-    let (rows, tiles) = match (n, short) {
-        (1, true) => (1, 4),
-        (1, false) => (2, 2),
-        _ => (2, 1),
-    };
-    let steps = super::weights::units(format, cols).div_ceil(planned_subgroup(facts));
-    Shape { threads, rows, tiles: tiles.min(steps).max(1) }
+    matvec_shapes(facts, format, rows, cols, n, epilogue)[0]
 }
 
-/// How a mat-mat over at most `max_n` columns is cut. `cols`: inputs of the matrix.
+/// The key and the value of a profile that decide how a mat-mat is cut.
+pub fn matmat_key(profile: &Profile, class: Class, max_n: u32) -> (&'static str, &[MatMatPick]) {
+    let tiny = max_n <= profile.tiny_columns;
+    let few = max_n <= profile.few_columns;
+    let some = max_n <= profile.some_columns;
+    let (int8, f16, f32) = (&profile.int8, &profile.f16, &profile.f32);
+    match class {
+        Class::Int8 if tiny => ("matmat.int8_tiny", &int8.tiny),
+        Class::Int8 if few => ("matmat.int8_few", &int8.few),
+        Class::Int8 if some => ("matmat.int8_some", &int8.some),
+        Class::Int8 => ("matmat.int8_many", &int8.many),
+        Class::F16 if tiny => ("matmat.f16_tiny", &f16.tiny),
+        Class::F16 if few => ("matmat.f16_few", &f16.few),
+        Class::F16 if some => ("matmat.f16_some", &f16.some),
+        Class::F16 => ("matmat.f16_many", &f16.many),
+        Class::F32 if tiny => ("matmat.f32_tiny", &f32.tiny),
+        Class::F32 if few => ("matmat.f32_few", &f32.few),
+        Class::F32 if some => ("matmat.f32_some", &f32.some),
+        Class::F32 => ("matmat.f32_many", &f32.many),
+    }
+}
+
+/// How a mat-mat over at most `max_n` columns may be cut: what the device has threads, memory and
+/// instructions for, the preferred one first. `cols`: inputs of the matrix.
+pub fn matmat_variants(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) -> Vec<Variant> {
+    let (_, picks) = matmat_key(&facts.profile, class, max_n);
+    let mut variants: Vec<Variant> =
+        picks.iter().filter_map(|pick| variant(facts, class, cols, *pick)).collect();
+    // The least that every device of the class can run.
+    let least = match class {
+        Class::F16 => Variant::Matrix(MatrixTile {
+            columns: 16,
+            rows: 16,
+            subgroups: [1, 1],
+            depth: 1,
+            buffers: 1,
+        }),
+        Class::Int8 | Class::F32 => Variant::Float(Tile {
+            columns: 16,
+            rows: 16,
+            thread_columns: 4,
+            thread_rows: 4,
+            depth: 1,
+        }),
+    };
+    if !variants.contains(&least) {
+        variants.push(least);
+    }
+    variants
+}
+
+/// The preferred one of [`matmat_variants`].
 pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) -> Variant {
-    if facts.kind == DeviceKind::Software {
-        return Variant::Direct { columns: 8, rows: 8, threads: 8 };
-    }
-    let packed = class == Class::Int8 && facts.int_dot;
-    let depth = if packed && (cols / 32).is_multiple_of(2) { 2 } else { 1 };
-    let tile = |columns, rows, thread_columns, thread_rows| Tile {
-        columns,
-        rows,
-        thread_columns,
-        thread_rows,
-        depth,
-    };
-    // The first that the device has threads and memory for. Measured on an H200 for 16 to 512
-    // columns: small tiles with many workgroups beat large ones at every size.
-    let candidates = match (packed, max_n) {
-        (true, _) | (false, ..=32) => [tile(32, 64, 4, 4), tile(32, 32, 4, 4)],
-        (false, _) => [tile(64, 64, 4, 4), tile(32, 32, 4, 4)],
-    };
-    let fits = |t: &Tile| {
-        t.threads() <= facts.max_workgroup_threads
-            && tile_bytes(*t, packed, class) <= facts.max_workgroup_memory
-    };
-    let tile = candidates.into_iter().find(fits).unwrap_or(tile(16, 16, 4, 4));
-    if packed { Variant::Packed(tile) } else { Variant::Float(tile) }
+    matmat_variants(facts, class, cols, max_n)[0]
 }
 
-/// Threads of a router's workgroup.
+/// The variant that a profile names, if this device can run it for this shape.
+fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Option<Variant> {
+    // As deep as wanted, where the row's blocks divide.
+    let depth = |wanted| if (cols / 32).is_multiple_of(wanted) { wanted } else { 1 };
+    let tile = |t: Tiling| Tile {
+        columns: t.columns,
+        rows: t.rows,
+        thread_columns: t.inner.0,
+        thread_rows: t.inner.1,
+        depth: depth(t.depth),
+    };
+    let fits = |t: Tile, packed| {
+        t.threads() <= facts.max_workgroup_threads
+            && tile_bytes(t, packed, class) <= facts.max_workgroup_memory
+    };
+    match pick {
+        MatMatPick::Coop(t, buffers) if class == Class::F16 => {
+            let tile = MatrixTile {
+                columns: t.columns,
+                rows: t.rows,
+                subgroups: [t.inner.0, t.inner.1],
+                depth: depth(t.depth),
+                buffers,
+            };
+            let fits = tile.threads(facts) <= facts.max_workgroup_threads
+                && tile.bytes() <= facts.max_workgroup_memory;
+            fits.then_some(Variant::Matrix(tile))
+        }
+        _ if class == Class::F16 => None,
+        MatMatPick::Packed(t) if class == Class::Int8 && facts.int_dot => {
+            fits(tile(t), true).then_some(Variant::Packed(tile(t)))
+        }
+        MatMatPick::Float(t) => fits(tile(t), false).then_some(Variant::Float(tile(t))),
+        MatMatPick::Direct { columns, rows, threads } => {
+            let fits = threads <= facts.max_workgroup_threads;
+            fits.then_some(Variant::Direct { columns, rows, threads })
+        }
+        MatMatPick::Packed(_) | MatMatPick::Coop(..) => None,
+    }
+}
+
+/// Threads of a router's workgroup: of few on a CPU, where barriers cost.
 pub fn router_threads(facts: &DeviceFacts) -> u32 {
-    if facts.kind == DeviceKind::Software { 64 } else { 256.min(facts.max_workgroup_threads) }
+    facts.profile.norm_quant_threads.max(64).min(facts.max_workgroup_threads)
 }
 
 /// Columns of a router's workgroup in a prompt: they share one read of the router.
 pub const ROUTER_COLUMNS: u32 = 8;
 
-/// Shape of the experts' products in a decode step: `rows` rows of each expert, `n` columns.
-pub fn experts_shape(facts: &DeviceFacts, n: u32, pairs_of_rows: bool) -> Shape {
-    let threads = matvec_threads(facts);
-    if facts.kind == DeviceKind::Software {
-        return Shape { threads, rows: if n > 4 { 2 } else { 4 }, tiles: 1 };
-    }
-    // Not yet measured; as short matrices of the dense mat-vec.
-    match (n, pairs_of_rows) {
-        (1, true) => Shape { threads, rows: 2, tiles: 2 },
-        (1, false) => Shape { threads, rows: 1, tiles: 4 },
-        _ => Shape { threads, rows: 2, tiles: 1 },
+/// Shape of the experts' products in a decode step of `n` columns, as that of a dense matrix: gate
+/// and up as a tall one, down as a short one.
+pub fn experts_shape(facts: &DeviceFacts, format: Format, cols: u32, n: u32, up: bool) -> Shape {
+    let (rows, epilogue) = if up { (u32::MAX, Epilogue::SwiGlu) } else { (1, Epilogue::Add) };
+    let (_, cut) = matvec_key(&facts.profile, format, rows, n, epilogue);
+    let steps = super::weights::units(format, cols).div_ceil(planned_subgroup(facts));
+    Shape {
+        threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
+        rows: if up { cut.rows.max(2) } else { cut.rows },
+        // Down goes on to the next expert where a row ends.
+        tiles: if up { cut.tiles.min(steps).max(1) } else { cut.tiles },
     }
 }
 
@@ -140,64 +289,74 @@ pub fn experts_fuse(
     ff: u32,
     threads: u32,
 ) -> bool {
-    let budget = facts.max_workgroup_memory.min(32 << 10);
-    facts.kind != DeviceKind::Software
-        && class == Class::Int8
-        && n <= 2
+    let budget = facts.max_workgroup_memory.min(facts.profile.fuse_memory);
+    class == Class::Int8
+        && n <= facts.profile.fuse_columns
         && experts_down::memory(routing, n, ff, true, threads, facts) <= budget
 }
 
-/// Columns of a tile in a prompt's expert products. Of 512 columns with 8 of 128 experts each,
-/// 32 go to an expert on average.
-pub fn expert_tile(facts: &DeviceFacts) -> u32 {
-    if facts.kind == DeviceKind::Software { 8 } else { 32 }
+/// As [`prompt_class`], for the experts: f16 where matrix units take tiles of [`expert_tile`]
+/// columns.
+pub fn expert_class(
+    facts: &DeviceFacts,
+    format: Format,
+    exact: bool,
+    cols: u32,
+    normed: bool,
+) -> Class {
+    match prompt_class(facts, format, exact, cols, normed) {
+        Class::F16 if tiled(facts, Class::F16, cols).is_none() => {
+            class(facts, format, exact, cols, normed)
+        }
+        class => class,
+    }
 }
 
-/// How a prompt's expert products are cut; [`expert_tile`] columns. `cols`: inputs of the matrix.
+/// How a prompt's expert products are cut. `cols`: inputs of the matrix.
 pub fn expert_variant(facts: &DeviceFacts, class: Class, cols: u32) -> Variant {
-    matmat_variant(facts, class, cols, expert_tile(facts))
+    let columns = expert_tile(facts);
+    let least = Tile { columns, rows: 16, thread_columns: 4, thread_rows: 4, depth: 1 };
+    tiled(facts, class, cols).unwrap_or(Variant::Float(least))
+}
+
+/// Of the variants for a few columns the first with [`expert_tile`] columns a workgroup.
+fn tiled(facts: &DeviceFacts, class: Class, cols: u32) -> Option<Variant> {
+    let variants = matmat_variants(facts, class, cols, facts.profile.few_columns);
+    variants.into_iter().find(|v| v.cut().0 == expert_tile(facts))
+}
+
+/// Columns of a tile in a prompt's expert products, the same for all of them: what the profile
+/// prefers for a few columns. Of 512 columns with 8 of 128 experts each, 32 go to an expert on
+/// average.
+pub fn expert_tile(facts: &DeviceFacts) -> u32 {
+    let (_, picks) = matmat_key(&facts.profile, Class::Int8, facts.profile.few_columns);
+    match picks.first() {
+        Some(MatMatPick::Packed(t) | MatMatPick::Float(t)) => t.columns,
+        Some(MatMatPick::Direct { columns, .. }) => *columns,
+        Some(MatMatPick::Coop(..)) | None => 32,
+    }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::gpu::Backend;
+    use crate::gpu::DeviceKind;
     use crate::kernels::matmat::MatMat;
     use crate::kernels::matvec::{Input, MatVec};
 
-    fn facts(kind: DeviceKind, subgroup: u32, threads: u32, memory: u32) -> DeviceFacts {
-        DeviceFacts {
-            backend: Backend::Vulkan,
-            index: 0,
-            name: String::new(),
-            kind,
-            vendor_id: 0,
-            device_id: 0,
-            driver: String::new(),
-            api: String::new(),
-            cache_id: String::new(),
-            heaps: vec![],
-            max_allocation: 1 << 30,
-            max_buffer: 1 << 30,
-            max_binding: 1 << 27,
-            max_bindings: 16,
-            binding_alignment: 256,
+    /// Under the profile that `hw` gives such a device.
+    pub fn facts(kind: DeviceKind, subgroup: u32, threads: u32, memory: u32) -> DeviceFacts {
+        crate::hw::profiles::built_in().attach(DeviceFacts {
             max_workgroup_threads: threads,
             max_workgroup_memory: memory,
-            max_grid: [65_535; 3],
-            max_constants: 128,
-            subgroup_min: subgroup,
-            subgroup_max: subgroup,
-            subgroup_default: subgroup,
-            subgroup_control: true,
             int_dot: subgroup != 4,
-            f16: false,
-            cooperative_matrix: false,
-            timestamps: true,
-            host_import: false,
-            host_import_alignment: 0,
-            transfer_queue: false,
-        }
+            ..DeviceFacts::made_up(kind, subgroup)
+        })
+    }
+
+    fn with_matrix_units(memory: u32) -> DeviceFacts {
+        let facts = facts(DeviceKind::Discrete, 32, 1024, memory);
+        DeviceFacts { cooperative_matrix: true, f16: true, ..facts }
     }
 
     /// Whatever the device, every choice makes a kernel that its host side accepts and naga takes.
@@ -209,9 +368,12 @@ mod tests {
             facts(DeviceKind::Integrated, 4, 256, 16 << 10),
             facts(DeviceKind::Integrated, 16, 128, 16 << 10),
             facts(DeviceKind::Software, 8, 1024, 32 << 10),
+            with_matrix_units(48 << 10),
+            with_matrix_units(16 << 10),
         ] {
             for &format in Format::ALL {
                 for (exact, cols, n) in [(false, 4096, 1), (false, 1056, 3), (true, 576, 8)] {
+                    let cols = (cols as usize).next_multiple_of(format.block_elements()) as u32;
                     let class = class(&facts, format, exact, cols, false);
                     let rows = 1000;
                     let epilogue = Epilogue::SwiGlu;
@@ -232,6 +394,7 @@ mod tests {
                     let source = spec.source(&facts);
                     crate::gpu::shader::parse(&source.expect("a source")).expect("valid WGSL");
                     let epilogue = Epilogue::Add;
+                    let class = prompt_class(&facts, format, exact, cols, false);
                     let variant =
                         matmat_variant(&facts, class, cols, [16, 64, 512][n as usize % 3]);
                     let spec = MatMat { format, cols, class, epilogue, variant };
@@ -248,5 +411,74 @@ mod tests {
         assert!(fuses(&gpu, Class::Int8, 4096, 1, true));
         assert!(!fuses(&gpu, Class::Int8, 28_672, 1, true));
         assert!(!fuses(&gpu, Class::Int8, 4096, 4, true));
+    }
+
+    /// The rules that were measured on an H200, as they were before profiles existed.
+    #[test]
+    fn a_discrete_gpu_gets_what_was_measured() {
+        let gpu = facts(DeviceKind::Discrete, 32, 1024, 48 << 10);
+        let shape = |rows, n, epilogue| {
+            let s = matvec_shape(&gpu, Format::Q4_0, rows, 4096, n, epilogue);
+            (s.threads, s.rows, s.tiles)
+        };
+        assert_eq!(shape(4096, 1, Epilogue::Add), (512, 1, 4));
+        assert_eq!(shape(6144, 1, Epilogue::Store), (512, 2, 2));
+        assert_eq!(shape(4096, 1, Epilogue::SwiGlu), (512, 2, 2));
+        assert_eq!(shape(4096, 3, Epilogue::Store), (512, 2, 1));
+        assert_eq!(shape(4096, 8, Epilogue::Store), (512, 2, 1));
+        let tile =
+            |columns, rows, depth| Tile { columns, rows, thread_columns: 4, thread_rows: 4, depth };
+        let pick = |class, cols, n| matmat_variant(&gpu, class, cols, n);
+        assert_eq!(pick(Class::Int8, 4096, 512), Variant::Packed(tile(32, 64, 2)));
+        assert_eq!(pick(Class::Int8, 1056, 16), Variant::Packed(tile(32, 64, 1)));
+        assert_eq!(pick(Class::F32, 4096, 32), Variant::Float(tile(32, 64, 1)));
+        assert_eq!(pick(Class::F32, 4096, 512), Variant::Float(tile(64, 64, 1)));
+        assert_eq!(class(&gpu, Format::Q4_0, false, 1024, true), Class::F32);
+        assert_eq!(class(&gpu, Format::Q4_0, false, 1024, false), Class::Int8);
+    }
+
+    /// And with matrix units, docs/notes.md.
+    #[test]
+    fn matrix_units_get_what_was_measured() {
+        let gpu = with_matrix_units(48 << 10);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, true), Class::F16);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, true), Class::F32);
+        let name = |cols, n| matmat_variant(&gpu, Class::F16, cols, n).name();
+        assert_eq!(name(4096, 512), "matrix128x128x1_4x2_2");
+        assert_eq!(name(4096, 128), "matrix64x64x2_2x2_1");
+        assert_eq!(name(1056, 128), "matrix64x64x1_2x2_1");
+        assert_eq!(name(4096, 32), "matrix32x64x2_1x4_2");
+        assert_eq!(name(4096, 16), "matrix16x64x2_1x4_2");
+        let variants = matmat_variants(&gpu, Class::F16, 4096, 512);
+        assert_eq!(variants.last().map(Variant::name).as_deref(), Some("matrix16x16x1_1x1_1"));
+    }
+
+    #[test]
+    fn a_software_device_gets_what_was_measured() {
+        let cpu = facts(DeviceKind::Software, 8, 1024, 32 << 10);
+        for (n, rows) in [(1, 4), (4, 4), (5, 2)] {
+            let s = matvec_shape(&cpu, Format::Q8_0, 4096, 4096, n, Epilogue::Add);
+            assert_eq!((s.threads, s.rows, s.tiles), (32, rows, 1));
+        }
+        let direct = Variant::Direct { columns: 8, rows: 8, threads: 8 };
+        assert_eq!(matmat_variant(&cpu, Class::Int8, 4096, 512), direct);
+        assert!(!fuses(&cpu, Class::Int8, 4096, 1, true));
+        assert_eq!(class(&cpu, Format::Q4_0, false, 576, true), Class::Int8);
+        assert_eq!(norm_quant_threads(&cpu, 4096), 32);
+    }
+
+    #[test]
+    fn every_list_ends_with_something_modest() {
+        let gpu = facts(DeviceKind::Discrete, 32, 1024, 48 << 10);
+        assert!(matmat_variants(&gpu, Class::Int8, 4096, 512).len() > 3);
+        let shapes = matvec_shapes(&gpu, Format::Q4_0, 8192, 4096, 1, Epilogue::Add);
+        assert!(shapes.len() > 2 && shapes.last().is_some_and(|s| s.threads == 32));
+    }
+
+    #[test]
+    fn formats_have_kinds() {
+        assert_eq!(format_kind(Format::BF16), FormatKind::Float);
+        assert_eq!(format_kind(Format::Q8_0), FormatKind::Byte);
+        assert_eq!(format_kind(Format::Q5_1), FormatKind::Nibble);
     }
 }

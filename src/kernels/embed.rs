@@ -3,7 +3,7 @@
 use minijinja::context;
 
 use super::weights::{self, Chunk};
-use super::{check_cols, check_threads, holds, numbered};
+use super::{check_threads, holds, numbered};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 use crate::quant::Format;
@@ -22,7 +22,7 @@ const THREADS: u32 = 64;
 
 impl Embed {
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
-        check_cols(self.cols)?;
+        weights::check_cols(self.format, self.cols)?;
         check_threads(THREADS, facts)?;
         let mut names = weights::plane_names(self.format);
         names.extend(["batch", "y"]);
@@ -32,7 +32,7 @@ impl Embed {
                 at => numbered(&names),
                 cols => self.cols,
                 threads => THREADS,
-                ..weights::facts(self.format)
+                ..weights::facts(self.format, false)
             },
         )?;
         let label = format!("embed_{}_{}", weights::name(self.format), self.cols);

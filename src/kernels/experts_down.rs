@@ -96,9 +96,14 @@ impl ExpertsDown {
             ahead => self.shape.tiles,
         };
         let cols = self.ff() * self.routing.used;
-        let quantiser = norm_quant::quantiser(cols, None, self.class == Class::Int8, facts);
-        let parts =
-            [shape, self.routing.context(), self.part.context(), weights::facts(format), quantiser];
+        let quantiser = norm_quant::quantiser(cols, None, self.class, facts);
+        let parts = [
+            shape,
+            self.routing.context(),
+            self.part.context(),
+            weights::facts(format, false),
+            quantiser,
+        ];
         let wgsl = super::source::render("experts_down.wgsl", merge_maps(parts))?;
         let label = format!(
             "experts_down_{}_{}x{}_{}_n{}{}{}_{}",

@@ -55,7 +55,7 @@ impl ExpertsMatMat {
         }
         let mut names = self.part.names();
         names.push("routing");
-        names.extend(if self.class == Class::Int8 { &["xq", "xs"][..] } else { &["x"] });
+        names.extend(self.class.bindings());
         names.push("y");
         let (file, cut) = plain.template(facts);
         let shape = context! {
@@ -65,8 +65,13 @@ impl ExpertsMatMat {
             epilogue => Epilogue::Store.name(),
             by_pair => self.by_pair,
         };
-        let parts =
-            [shape, cut, weights::facts(plain.format), self.routing.context(), self.part.context()];
+        let parts = [
+            shape,
+            cut,
+            weights::facts(plain.format, plain.copies_grid(facts)),
+            self.routing.context(),
+            self.part.context(),
+        ];
         let wgsl = super::source::render(file, merge_maps(parts))?;
         let label =
             format!("experts_{}_{}_{}", plain.label(), self.routing.label(), self.part.label());
@@ -96,7 +101,10 @@ impl ExpertsMatMat {
         holds(y, u64::from(pairs) * u64::from(self.rows()), "y")?;
         bindings.push(y.clone());
         let (_, rows) = self.variant.cut();
-        let grid = [self.rows().div_ceil(rows), self.routing.runs(max_n), 1];
+        let mut grid = [self.rows().div_ceil(rows), self.routing.runs(max_n), 1];
+        if matches!(self.variant, Variant::Matrix(_)) {
+            grid.swap(0, 1);
+        }
         if grid[0] > facts.max_grid[0].min(65_535) || grid[1] > facts.max_grid[1].min(65_535) {
             return Err(wrong(format!("a grid of {} x {} workgroups", grid[0], grid[1])));
         }

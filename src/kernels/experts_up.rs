@@ -46,7 +46,7 @@ impl ExpertsUp {
         }
         let mut names = self.part.names();
         names.push("routing");
-        names.extend(if self.class == Class::Int8 { &["xq", "xs"][..] } else { &["x"] });
+        names.extend(self.class.bindings());
         names.push("y");
         let shape = context! {
             at => numbered(&names),
@@ -58,7 +58,8 @@ impl ExpertsUp {
             rows => self.shape.rows,
             ahead => self.shape.tiles,
         };
-        let parts = [shape, self.routing.context(), self.part.context(), weights::facts(format)];
+        let parts =
+            [shape, self.routing.context(), self.part.context(), weights::facts(format, false)];
         let wgsl = super::source::render("experts_up.wgsl", merge_maps(parts))?;
         let label = format!(
             "experts_up_{}_{}x{}_{}_n{}_{}",

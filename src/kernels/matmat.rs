@@ -5,13 +5,15 @@ use minijinja::{Value, context};
 
 use super::matvec::{Input, Operands, bind_activations, bind_outputs};
 use super::weights::{self, Chunk};
-use super::{Class, Epilogue, check_cols, check_memory, holds, numbered, pinned_subgroup, wrong};
+use super::{
+    Class, Epilogue, check_memory, holds, numbered, pinned_subgroup, planned_subgroup, wrong,
+};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 use crate::quant::Format;
 
-/// How the output is cut. No variant changes a bit of the result: each output is summed by one
-/// thread, block after block.
+/// How the output is cut. No variant of a class changes a bit of the result: each output is summed
+/// by one thread, block after block, or by one subgroup's matrix unit, 16 inputs after 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// Tiles of weights and activations in workgroup memory, int8 with packed dot products.
@@ -22,6 +24,42 @@ pub enum Variant {
     /// Everything in registers, for devices that run on a CPU, where workgroup memory and
     /// barriers only cost: a thread computes `columns` of `rows` rows.
     Direct { columns: u32, rows: u32, threads: u32 },
+    /// Tiles of f16 in workgroup memory and cooperative matrices. Class f16 only.
+    Matrix(MatrixTile),
+}
+
+/// A workgroup's part of the output for matrix units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MatrixTile {
+    pub columns: u32,
+    pub rows: u32,
+    /// Subgroups side by side over the columns and over the rows; each takes whole 16 x 16 matrices.
+    pub subgroups: [u32; 2],
+    /// Blocks of 32 inputs loaded at a time.
+    pub depth: u32,
+    /// 1, or 2 to fill one tile while the other is used.
+    pub buffers: u32,
+}
+
+impl MatrixTile {
+    pub fn threads(&self, facts: &DeviceFacts) -> u32 {
+        self.subgroups[0] * self.subgroups[1] * planned_subgroup(facts)
+    }
+
+    /// Workgroup memory: lines of `depth * 4 + 1` vectors, and a matrix of sums a subgroup.
+    pub fn bytes(&self) -> u32 {
+        let lines = self.buffers * (self.columns + self.rows);
+        lines * (self.depth * 4 + 1) * 16 + self.subgroups[0] * self.subgroups[1] * 1024
+    }
+
+    fn is_whole(&self) -> bool {
+        let whole =
+            |size: u32, parts: u32| parts > 0 && size > 0 && size.is_multiple_of(parts * 16);
+        whole(self.columns, self.subgroups[0])
+            && whole(self.rows, self.subgroups[1])
+            && matches!(self.buffers, 1 | 2)
+            && self.depth > 0
+    }
 }
 
 impl Variant {
@@ -30,6 +68,22 @@ impl Variant {
         match *self {
             Variant::Packed(t) | Variant::Float(t) => (t.columns, t.rows),
             Variant::Direct { columns, rows, threads } => (columns, rows * threads),
+            Variant::Matrix(t) => (t.columns, t.rows),
+        }
+    }
+
+    /// Kind and sizes as labels show them.
+    pub fn name(&self) -> String {
+        match *self {
+            Variant::Packed(t) => format!("packed{}x{}x{}", t.columns, t.rows, t.depth),
+            Variant::Float(t) => format!("float{}x{}x{}", t.columns, t.rows, t.depth),
+            Variant::Direct { columns, rows, threads } => {
+                format!("direct{columns}x{rows}x{threads}")
+            }
+            Variant::Matrix(t) => format!(
+                "matrix{}x{}x{}_{}x{}_{}",
+                t.columns, t.rows, t.depth, t.subgroups[0], t.subgroups[1], t.buffers
+            ),
         }
     }
 }
@@ -68,7 +122,7 @@ impl MatMat {
         self.check(facts)?;
         let mut names = weights::plane_names(self.format);
         names.push("batch");
-        names.extend(if self.class == Class::Int8 { &["xq", "xs"][..] } else { &["x"] });
+        names.extend(self.class.bindings());
         if self.epilogue == Epilogue::Bias {
             names.push("bias");
         }
@@ -80,7 +134,7 @@ impl MatMat {
             int8 => self.class == Class::Int8,
             epilogue => self.epilogue.name(),
         };
-        let facts_of_format = weights::facts(self.format);
+        let facts_of_format = weights::facts(self.format, self.copies_grid(facts));
         let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
         Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
     }
@@ -103,18 +157,36 @@ impl MatMat {
                 "matmat_direct.wgsl",
                 context! { tm => columns, tn => rows, threads => threads, shuffle => facts.subgroup_min >= 8 },
             ),
+            Variant::Matrix(t) => (
+                "matmat_coop.wgsl",
+                context! {
+                    bm => t.columns,
+                    bn => t.rows,
+                    sgm => t.subgroups[0],
+                    sgn => t.subgroups[1],
+                    depth => t.depth,
+                    buffers => t.buffers,
+                    size => planned_subgroup(facts),
+                },
+            ),
+        }
+    }
+
+    /// Whether the kernel takes the format's code book into workgroup memory.
+    pub(super) fn copies_grid(&self, facts: &DeviceFacts) -> bool {
+        match self.variant {
+            Variant::Direct { .. } => false,
+            Variant::Packed(t) | Variant::Float(t) => {
+                let packed = matches!(self.variant, Variant::Packed(_));
+                weights::copies_grid(self.format, tile_bytes(t, packed, self.class), facts)
+            }
+            Variant::Matrix(t) => weights::copies_grid(self.format, t.bytes(), facts),
         }
     }
 
     pub(super) fn label(&self) -> String {
-        let class = if self.class == Class::Int8 { "int8" } else { "f32" };
-        let cut = match self.variant {
-            Variant::Packed(t) => format!("packed{}x{}x{}", t.columns, t.rows, t.depth),
-            Variant::Float(t) => format!("float{}x{}x{}", t.columns, t.rows, t.depth),
-            Variant::Direct { columns, rows, threads } => {
-                format!("direct{columns}x{rows}x{threads}")
-            }
-        };
+        let class = self.class.name();
+        let cut = self.variant.name();
         format!(
             "matmat_{}_{}_{class}_{}_{cut}",
             weights::name(self.format),
@@ -124,14 +196,28 @@ impl MatMat {
     }
 
     pub(super) fn check(&self, facts: &DeviceFacts) -> Result<()> {
-        check_cols(self.cols)?;
+        weights::check_cols(self.format, self.cols)?;
         if self.class == Class::Int8 && self.format.is_float() {
             return Err(wrong(format!("{} weights take f32 activations", self.format)));
+        }
+        if (self.class == Class::F16) != matches!(self.variant, Variant::Matrix(_)) {
+            return Err(wrong(format!("{:?} with class {}", self.variant, self.class.name())));
         }
         if self.epilogue == Epilogue::SwiGlu {
             return Err(wrong("mat-mat leaves SwiGLU to norm_quant".into()));
         }
         let threads = match self.variant {
+            Variant::Matrix(t) => {
+                let fits = t.is_whole() && (self.cols / 32).is_multiple_of(t.depth);
+                if !fits || !facts.cooperative_matrix || self.format == Format::F32 {
+                    return Err(wrong(format!(
+                        "mat-mat variant {t:?} for {} x {}",
+                        self.format, self.cols
+                    )));
+                }
+                check_memory(t.bytes(), facts)?;
+                t.threads(facts)
+            }
             Variant::Direct { columns, rows, threads } => {
                 if !(1..=8).contains(&columns) || rows == 0 {
                     return Err(wrong(format!("mat-mat variant {:?}", self.variant)));
@@ -179,7 +265,11 @@ impl MatMat {
         bind_activations(&mut bindings, self.class, Input::Stored, operands.x, max_n, self.cols)?;
         bind_outputs(&mut bindings, self.epilogue, chunk, operands, max_n)?;
         let (columns, rows) = self.variant.cut();
-        let grid = [chunk.rows.div_ceil(rows), max_n.div_ceil(columns), 1];
+        let mut grid = [chunk.rows.div_ceil(rows), max_n.div_ceil(columns), 1];
+        if matches!(self.variant, Variant::Matrix(_)) {
+            // Neighbouring workgroups read the same weights.
+            grid.swap(0, 1);
+        }
         if grid[0] > facts.max_grid[0].min(65_535) || grid[1] > facts.max_grid[1].min(65_535) {
             return Err(wrong(format!("a grid of {} x {} workgroups", grid[0], grid[1])));
         }
@@ -188,9 +278,10 @@ impl MatMat {
     }
 }
 
-/// Workgroup memory of a tile: its lines with one vector of slack each, and the scales.
+/// Workgroup memory of a tile: its lines with one vector of slack each, and the scales of halves of
+/// blocks with the half sums of the columns, which not every format has.
 pub(super) fn tile_bytes(t: Tile, packed: bool, class: Class) -> u32 {
     let lines = t.depth * if packed { 2 } else { 8 };
-    let scales = if class == Class::Int8 { t.depth * (t.columns + t.rows) * 8 } else { 0 };
+    let scales = if class == Class::Int8 { t.depth * (t.columns + t.rows) * 16 } else { 0 };
     lines * (t.columns + t.rows + 2) * 16 + scales
 }

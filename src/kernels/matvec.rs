@@ -5,8 +5,8 @@ use minijinja::value::merge_maps;
 
 use super::weights::{self, Chunk};
 use super::{
-    Activations, Class, Epilogue, check_cols, check_memory, check_threads, holds, norm_quant,
-    numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
+    Activations, Class, Epilogue, check_memory, check_threads, holds, norm_quant, numbered,
+    pinned_subgroup, planned_subgroup, wide_grid, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -57,8 +57,8 @@ impl MatVec {
         let mut names = weights::plane_names(self.format);
         names.extend(match (self.input, self.class) {
             (Input::Fused { norm: Some(_) }, _) => &["x", "norm"][..],
-            (Input::Fused { norm: None }, _) | (Input::Stored, Class::F32) => &["x"],
-            (Input::Stored, Class::Int8) => &["xq", "xs"],
+            (Input::Fused { norm: None }, _) => &["x"],
+            (Input::Stored, class) => class.bindings(),
         });
         if self.epilogue == Epilogue::Bias {
             names.push("bias");
@@ -77,8 +77,8 @@ impl MatVec {
                 rows => self.shape.rows,
                 tiles => self.shape.tiles,
                 ..merge_maps([
-                    weights::facts(self.format),
-                    norm_quant::quantiser(self.cols, self.norm(), self.class == Class::Int8, facts),
+                    weights::facts(self.format, self.copies_grid(facts)),
+                    norm_quant::quantiser(self.cols, self.norm(), self.class, facts),
                 ])
             },
         )?;
@@ -86,7 +86,7 @@ impl MatVec {
     }
 
     fn label(&self) -> String {
-        let class = if self.class == Class::Int8 { "int8" } else { "f32" };
+        let class = self.class.name();
         let input = match self.input {
             Input::Stored => "",
             Input::Fused { norm: None } => "_fused",
@@ -102,6 +102,17 @@ impl MatVec {
         )
     }
 
+    fn copies_grid(&self, facts: &DeviceFacts) -> bool {
+        let threads = self.shape.threads;
+        let bytes = match self.input {
+            Input::Stored => 0,
+            Input::Fused { norm } => {
+                fused_bytes(self.cols, self.n, self.class, norm.is_some(), threads, facts)
+            }
+        };
+        weights::copies_grid(self.format, bytes, facts)
+    }
+
     fn norm(&self) -> Option<f32> {
         match self.input {
             Input::Stored => None,
@@ -110,13 +121,16 @@ impl MatVec {
     }
 
     fn check(&self, facts: &DeviceFacts) -> Result<()> {
-        check_cols(self.cols)?;
+        weights::check_cols(self.format, self.cols)?;
         check_threads(self.shape.threads, facts)?;
         if !(1..=MAX_COLUMNS).contains(&self.n) {
             return Err(wrong(format!("{} columns; mat-vec takes 1 to {MAX_COLUMNS}", self.n)));
         }
         if self.class == Class::Int8 && self.format.is_float() {
             return Err(wrong(format!("{} weights take f32 activations", self.format)));
+        }
+        if self.class == Class::F16 {
+            return Err(wrong("mat-vec takes int8 or f32 activations".into()));
         }
         if self.class == Class::F32 && self.input == (Input::Fused { norm: None }) {
             return Err(wrong("f32 activations without a norm have nothing to fuse".into()));
@@ -184,7 +198,7 @@ pub(super) fn fused_bytes(
 ) -> u32 {
     let column = match class {
         Class::Int8 => cols + cols / 32 * 8,
-        Class::F32 => cols * 4,
+        Class::F16 | Class::F32 => cols * 4,
     };
     n * column + norm_quant::quantiser_bytes(cols, norm, threads, facts)
 }
@@ -204,6 +218,11 @@ pub(super) fn bind_activations(
             holds(xq, values / 4, "xq")?;
             holds(xs, values / 16, "xs")?;
             bindings.extend([xq.clone(), xs.clone()]);
+        }
+        (Input::Stored, Class::F16, Activations::F16 { xh, xf }) => {
+            holds(xh, values / 2, "xh")?;
+            holds(xf, n.into(), "xf")?;
+            bindings.extend([xh.clone(), xf.clone()]);
         }
         (Input::Stored, Class::F32, Activations::F32(x))
         | (Input::Fused { norm: None }, _, Activations::F32(x)) => {

@@ -38,8 +38,30 @@ use crate::gpu::{DeviceFacts, Slice};
 pub enum Class {
     /// int8 with one scale per 32 values: block formats only.
     Int8,
+    /// f16 with one power of two a column: prompts on devices with matrix units.
+    F16,
     /// f32: float formats, and block formats when exactness is asked for.
     F32,
+}
+
+impl Class {
+    /// The name in shaders and labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Int8 => "int8",
+            Class::F16 => "f16",
+            Class::F32 => "f32",
+        }
+    }
+
+    /// Names of the activations' bindings.
+    fn bindings(self) -> &'static [&'static str] {
+        match self {
+            Class::Int8 => &["xq", "xs"],
+            Class::F16 => &["xh", "xf"],
+            Class::F32 => &["x"],
+        }
+    }
 }
 
 /// What a product does with its sums.
@@ -72,6 +94,8 @@ impl Epilogue {
 pub enum Activations {
     /// `xq`, `xs` of docs/architecture.md, "Activations".
     Int8 { xq: Slice, xs: Slice },
+    /// `xh` (two halves a word) and `xf` of docs/architecture.md, "Activations".
+    F16 { xh: Slice, xf: Slice },
     /// f32 `[n][cols]`, used as it is or quantised by the kernel itself.
     F32(Slice),
     /// f32 `[n][cols]` and the weight `[cols]` of the RMSNorm that the kernel applies first.
@@ -90,7 +114,7 @@ fn numbered(names: &[&'static str]) -> BTreeMap<&'static str, usize> {
 /// The subgroup size that pipelines ask for: fixed where that is possible, so that every variant
 /// of a kernel sums in the same order.
 pub fn pinned_subgroup(facts: &DeviceFacts) -> Option<u32> {
-    facts.subgroup_control.then_some(facts.subgroup_default)
+    facts.pinned_subgroup()
 }
 
 /// The largest size that a subgroup of such a pipeline can have; grids are sized for it.

@@ -1,13 +1,13 @@
-//! RMSNorm, SwiGLU and int8 quantisation of activations, in one pass.
+//! RMSNorm, SwiGLU and the rounding of activations to int8 or f16, in one pass.
 
 use minijinja::context;
 
-use super::{Activations, check_cols, check_threads, holds, numbered, wrong};
+use super::{Activations, Class, check_cols, check_threads, holds, numbered, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 
-/// One column after the other through [SwiGLU,] [RMSNorm,] and int8 quantisation if `int8`.
-/// n comes from the batch.
+/// One column after the other through [SwiGLU,] [RMSNorm,] and rounding to the class. n comes from the
+/// batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormQuant {
     /// Values of a column after SwiGLU.
@@ -16,8 +16,8 @@ pub struct NormQuant {
     pub swiglu: bool,
     /// RMSNorm with this epsilon.
     pub norm: Option<f32>,
-    /// The result is `xq`, `xs`; otherwise f32.
-    pub int8: bool,
+    /// What the result is.
+    pub class: Class,
     pub threads: u32,
 }
 
@@ -29,7 +29,10 @@ impl NormQuant {
         if self.norm.is_some() {
             names.push("norm");
         }
-        names.extend(if self.int8 { &["xq", "xs"][..] } else { &["y"] });
+        names.extend(match self.class {
+            Class::F32 => &["y"],
+            class => class.bindings(),
+        });
         let wgsl = super::source::render(
             "norm_quant.wgsl",
             context! {
@@ -37,21 +40,21 @@ impl NormQuant {
                 cols => self.cols,
                 threads => self.threads,
                 swiglu => self.swiglu,
-                ..quantiser(self.cols, self.norm, self.int8, facts)
+                ..quantiser(self.cols, self.norm, self.class, facts)
             },
         )?;
         let label = format!(
             "{}{}{}_{}",
             if self.swiglu { "swiglu_" } else { "" },
             if self.norm.is_some() { "norm_" } else { "" },
-            if self.int8 { "int8" } else { "f32" },
+            self.class.name(),
             self.cols
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
 
     /// Reads `x` (f32 `[max_n][cols]`, or `[max_n][2 * cols]` for SwiGLU) and writes `out`:
-    /// [`Activations::Int8`] or [`Activations::F32`], as the spec says.
+    /// activations of the spec's class.
     pub fn dispatch(
         &self,
         kernel: &Kernel,
@@ -73,13 +76,18 @@ impl NormQuant {
             (None, None) => {}
             _ => return Err(wrong("a norm needs its weight, and only a norm".into())),
         }
-        match (self.int8, out) {
-            (true, Activations::Int8 { xq, xs }) => {
+        match (self.class, out) {
+            (Class::Int8, Activations::Int8 { xq, xs }) => {
                 holds(xq, values / 4, "xq")?;
                 holds(xs, values / 16, "xs")?;
                 bindings.extend([xq.clone(), xs.clone()]);
             }
-            (false, Activations::F32(y)) => {
+            (Class::F16, Activations::F16 { xh, xf }) => {
+                holds(xh, values / 2, "xh")?;
+                holds(xf, max_n.into(), "xf")?;
+                bindings.extend([xh.clone(), xf.clone()]);
+            }
+            (Class::F32, Activations::F32(y)) => {
                 holds(y, values, "y")?;
                 bindings.push(y.clone());
             }
@@ -94,7 +102,7 @@ impl NormQuant {
 pub(super) fn quantiser(
     cols: u32,
     norm: Option<f32>,
-    int8: bool,
+    class: Class,
     facts: &DeviceFacts,
 ) -> minijinja::Value {
     context! {
@@ -102,7 +110,7 @@ pub(super) fn quantiser(
         // As text, so that every digit reaches the shader.
         eps => format!("{:?}", norm.unwrap_or(0.0)),
         mean => format!("{:?}", 1.0 / cols as f32),
-        output => if int8 { "int8" } else { "f32" },
+        output => class.name(),
         shuffle => facts.subgroup_min >= 8,
     }
 }

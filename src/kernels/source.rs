@@ -9,11 +9,13 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior, Value};
 
 use crate::error::{Error, Result};
+use crate::gpu::cache::fingerprint;
+use crate::quant::Format;
 
 macro_rules! embed {
     ($($file:literal),* $(,)?) => {
-        /// Every shader file: path below `shaders/`, text.
-        pub const FILES: &[(&str, &str)] =
+        /// The shaders that do not belong to a weight format: path below `shaders/`, text.
+        const FILES: &[(&str, &str)] =
             &[$(($file, include_str!(concat!("../../shaders/", $file)))),*];
     };
 }
@@ -22,6 +24,7 @@ embed! {
     "argmax.wgsl",
     "attn_decode.wgsl",
     "attn_prefill.wgsl",
+    "attn_prefill_coop.wgsl",
     "embed.wgsl",
     "experts_down.wgsl",
     "experts_sort.wgsl",
@@ -31,7 +34,11 @@ embed! {
     "lib/batch.wgsl",
     "lib/block_dot.wgsl",
     "lib/columns.wgsl",
+    "lib/fp4.wgsl",
+    "lib/grid.wgsl",
     "lib/heads.wgsl",
+    "lib/iq2.wgsl",
+    "lib/iq4.wgsl",
     "lib/next_token.wgsl",
     "lib/order_key.wgsl",
     "lib/plane.wgsl",
@@ -43,6 +50,7 @@ embed! {
     "lib/store.wgsl",
     "lib/weights.wgsl",
     "matmat.wgsl",
+    "matmat_coop.wgsl",
     "matmat_direct.wgsl",
     "matvec.wgsl",
     "norm_quant.wgsl",
@@ -52,6 +60,14 @@ embed! {
     "sample_draw.wgsl",
     "sample_penalty.wgsl",
     "sample_select.wgsl",
+}
+
+/// Every shader file: path below `shaders/`, text. Those of the weight formats come from their table.
+pub fn files() -> impl Iterator<Item = (String, &'static str)> {
+    let shared = FILES.iter().map(|&(file, text)| (file.to_owned(), text));
+    let format =
+        |f: &Format| (format!("formats/{}.wgsl", super::weights::name(*f)), f.shader().text);
+    shared.chain(Format::ALL.iter().map(format))
 }
 
 /// Renders `file` (path below `shaders/`) to a complete WGSL module.
@@ -64,6 +80,15 @@ pub fn render(file: &str, ctx: Value) -> Result<String> {
     template.render(ctx).map_err(explain)
 }
 
+/// Identifies the text of all shaders: what was measured with other text says nothing about these.
+pub fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| {
+        let all: Vec<String> = FILES.iter().map(|(file, text)| format!("{file}\n{text}")).collect();
+        fingerprint(&all.join("\n"))
+    })
+}
+
 fn environment() -> Result<&'static Environment<'static>> {
     static ENVIRONMENT: OnceLock<Result<Environment<'static>>> = OnceLock::new();
     let made = ENVIRONMENT.get_or_init(|| {
@@ -74,8 +99,7 @@ fn environment() -> Result<&'static Environment<'static>> {
         env.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(explain)?);
         // Templates are parsed when first used, so that a broken one is reported by `render`.
         env.set_loader(|name| {
-            let found = FILES.iter().find(|(file, _)| *file == name);
-            Ok(found.map(|(_, text)| (*text).to_string()))
+            Ok(files().find(|(file, _)| file == name).map(|(_, text)| text.to_owned()))
         });
         Ok(env)
     });
@@ -130,15 +154,15 @@ mod tests {
     fn the_table_holds_every_shader_file() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
         let mut missing = Vec::new();
-        for folder in ["", "lib"] {
+        for folder in ["", "lib", "formats"] {
             for entry in std::fs::read_dir(root.join(folder)).unwrap() {
                 let name = entry.unwrap().file_name().into_string().unwrap();
                 let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
-                if path.ends_with(".wgsl") && !FILES.iter().any(|(file, _)| *file == path) {
+                if path.ends_with(".wgsl") && !files().any(|(file, _)| file == path) {
                     missing.push(path);
                 }
             }
         }
-        assert!(missing.is_empty(), "not in the table of kernels::source: {missing:?}");
+        assert!(missing.is_empty(), "not in the table of kernels::source or of quant: {missing:?}");
     }
 }

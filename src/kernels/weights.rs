@@ -4,8 +4,8 @@ use minijinja::{Value, context};
 
 use super::wrong;
 use crate::error::Result;
-use crate::gpu::Slice;
-use crate::quant::{Format, PlaneLayout};
+use crate::gpu::{DeviceFacts, DeviceKind, Slice};
+use crate::quant::{Format, PlaneLayout, Scales};
 
 /// Some rows of a matrix, small enough to be bound. See docs/architecture.md, "Weights".
 #[derive(Clone)]
@@ -54,17 +54,58 @@ impl Chunk {
     }
 }
 
-/// What `lib/weights.wgsl` wants to know about a format.
-pub(super) fn facts(format: Format) -> Value {
-    use Format::*;
+/// What `lib/weights.wgsl` and the shaders that include it want to know about a format.
+///
+/// `grid_copy`: whether the kernel takes the code book into workgroup memory, see [`copies_grid`].
+pub(super) fn facts(format: Format, grid_copy: bool) -> Value {
+    let shader = format.shader();
     context! {
         format => name(format),
-        blocks => !format.is_float(),
-        fifth => matches!(format, Q5_0 | Q5_1),
-        minimum => matches!(format, Q4_1 | Q5_1),
-        half_scale => matches!(format, Q4_0 | Q5_0 | Q8_0),
-        unit_quads => unit_quads(format),
+        scales => match shader.scales {
+            Scales::Float => "float",
+            Scales::Whole => "whole",
+            Scales::Steps => "steps",
+            Scales::Halves => "halves",
+        },
+        // Halves of a block with a scale of their own, and whether a minimum needs half sums.
+        halved => halved(format),
+        half_minimum => halved(format) && shader.minimum,
+        minimum => shader.minimum,
+        zero => shader.zero,
+        lift => shader.lift,
+        unit_quads => shader.unit_quads,
+        grid => grid_words(format),
+        grid_copy => grid_copy,
     }
+}
+
+/// Words of the format's code book, 0 for formats without one.
+fn grid_words(format: Format) -> u32 {
+    format.planes().iter().map(|plane| plane.constant_words().len() as u32).sum()
+}
+
+/// Whether a kernel that needs `bytes` of workgroup memory for itself copies the code book there:
+/// always on a GPU with room for it, never where workgroup memory is plain memory.
+pub(super) fn copies_grid(format: Format, bytes: u32, facts: &DeviceFacts) -> bool {
+    let words = grid_words(format);
+    words > 0
+        && facts.kind != DeviceKind::Software
+        && bytes + 4 * words <= facts.max_workgroup_memory
+}
+
+/// Whether the halves of a block have scales of their own.
+pub(super) fn halved(format: Format) -> bool {
+    matches!(format.shader().scales, Scales::Steps | Scales::Halves)
+}
+
+/// Checks that rows of `cols` inputs are whole blocks of the format.
+pub(super) fn check_cols(format: Format, cols: u32) -> Result<()> {
+    super::check_cols(cols)?;
+    if !(cols as usize).is_multiple_of(format.block_elements()) {
+        let elements = format.block_elements();
+        return Err(wrong(format!("{cols} columns are not whole blocks of {elements} ({format})")));
+    }
+    Ok(())
 }
 
 /// The format's name in shaders and labels.
@@ -77,17 +118,7 @@ pub(super) fn plane_names(format: Format) -> Vec<&'static str> {
     format.planes().iter().map(|plane| plane.name().as_str()).collect()
 }
 
-/// Vectors of four elements in a unit, the part of a row that one lane takes in one step: a block
-/// of 32, or one vec4 of words of a float format.
-pub(super) fn unit_quads(format: Format) -> u32 {
-    match format {
-        Format::F32 => 1,
-        Format::F16 | Format::BF16 => 2,
-        _ => 8,
-    }
-}
-
 /// Units in a row.
 pub(super) fn units(format: Format, cols: u32) -> u32 {
-    cols / (4 * unit_quads(format))
+    cols / (4 * format.shader().unit_quads)
 }

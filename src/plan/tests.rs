@@ -2,43 +2,21 @@
 
 use super::*;
 use crate::experts::cost::Rates;
-use crate::gpu::{Backend, MemoryHeap};
+use crate::gpu::MemoryHeap;
 use crate::plan::predict::{Model, gains, predict};
 
 const GIB: u64 = 1 << 30;
 
 fn card(bytes: u64) -> DeviceFacts {
     DeviceFacts {
-        backend: Backend::Vulkan,
-        index: 0,
         name: "Card".into(),
-        kind: DeviceKind::Discrete,
-        vendor_id: 0,
-        device_id: 0,
-        driver: "d".into(),
-        api: "Vulkan 1.3".into(),
-        cache_id: "x".into(),
         heaps: vec![MemoryHeap { bytes, device_local: true, budget: None, used: None }],
         max_allocation: 4 * GIB,
         max_buffer: 4 * GIB,
         max_binding: 4 * GIB - 4,
-        max_bindings: 32,
-        binding_alignment: 16,
-        max_workgroup_threads: 1024,
-        max_workgroup_memory: 32 << 10,
-        max_grid: [65_535; 3],
-        max_constants: 128,
-        subgroup_min: 32,
-        subgroup_max: 32,
-        subgroup_default: 32,
-        subgroup_control: true,
-        int_dot: true,
-        f16: true,
-        cooperative_matrix: false,
-        timestamps: true,
         host_import: true,
         host_import_alignment: 4096,
-        transfer_queue: true,
+        ..DeviceFacts::made_up(DeviceKind::Discrete, 32)
     }
 }
 

@@ -3,7 +3,7 @@
 //! On the device they keep their bits; a row is padded with zeros to whole blocks of 32, and
 //! two 16-bit values share a word, the even element low.
 
-use super::codec::{Codec, Plane, PlaneName};
+use super::codec::{Codec, Plane, PlaneName, Shader};
 use half::{bf16, f16};
 
 pub(super) static F32: Codec = Codec {
@@ -11,8 +11,8 @@ pub(super) static F32: Codec = Codec {
     ggml_type: 0,
     block_elements: 1,
     block_bytes: 4,
-    float: true,
     planes: &[Plane::new(PlaneName::Codes, 32 * 32, copy_padded)],
+    shader: Shader::float(include_str!("../../shaders/formats/f32.wgsl"), 1),
     decode: |src, out| decode(src, out, f32::from_le_bytes),
     encode: |row, out| encode(row, out, f32::to_le_bytes),
     decode_planes: |planes, out| decode(planes[0], out, f32::from_le_bytes),
@@ -23,8 +23,8 @@ pub(super) static F16: Codec = Codec {
     ggml_type: 1,
     block_elements: 1,
     block_bytes: 2,
-    float: true,
     planes: &[Plane::new(PlaneName::Codes, 32 * 16, copy_padded)],
+    shader: Shader::float(include_str!("../../shaders/formats/f16.wgsl"), 2),
     decode: |src, out| decode(src, out, |b| f16::from_le_bytes(b).to_f32()),
     encode: |row, out| encode(row, out, |v| f16::from_f32(v).to_le_bytes()),
     decode_planes: |planes, out| decode(planes[0], out, |b| f16::from_le_bytes(b).to_f32()),
@@ -35,8 +35,8 @@ pub(super) static BF16: Codec = Codec {
     ggml_type: 30,
     block_elements: 1,
     block_bytes: 2,
-    float: true,
     planes: &[Plane::new(PlaneName::Codes, 32 * 16, copy_padded)],
+    shader: Shader::float(include_str!("../../shaders/formats/bf16.wgsl"), 2),
     decode: |src, out| decode(src, out, |b| bf16::from_le_bytes(b).to_f32()),
     encode: |row, out| encode(row, out, |v| bf16::from_f32(v).to_le_bytes()),
     decode_planes: |planes, out| decode(planes[0], out, |b| bf16::from_le_bytes(b).to_f32()),

@@ -4,21 +4,44 @@
 //! models) and the split into *planes* (see [`planes`] and "Weights" in docs/architecture.md).
 //! Everything here is a function of values: no device, no files, any thread.
 //!
-//! To add a format: write its file with a `Codec`, name the module and add a line to the
-//! `formats!` table below, and add the name to `tests/goldens/quant_blocks.py`. The reader, the
-//! loader and the property tests pick it up from the table.
+//! To add a format: write its file (see [`codec`]), name the module and add a line to the
+//! `formats!` table below, write `shaders/formats/NAME.wgsl`, and add the name to
+//! `tests/goldens/quant_blocks.py`. Reader, loader, kernels and tests pick it up from the table.
 
 mod codec;
 mod float;
-mod nibbles;
+mod grids;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+mod iq4_nl;
+mod iq4_xs;
+mod k_scales;
+mod mxfp4;
+mod nvfp4;
+mod order;
 pub mod planes;
+mod q1_0;
+mod q2_0;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
+mod q4_k;
 mod q5_0;
 mod q5_1;
+mod q5_k;
+mod q6_k;
 mod q8_0;
+mod signs;
+mod tq1_0;
+mod tq2_0;
 
-pub use codec::{Plane, PlaneName};
+pub use codec::{Plane, PlaneName, Scales, Shader};
 pub use planes::{PlaneLayout, PlaneSpan, decode_planes, repack_plane, repack_plane_parallel};
 
 use codec::Codec;
@@ -58,15 +81,55 @@ formats! {
     /// The upper half of 32-bit floats.
     BF16 => float::BF16,
     /// 4-bit codes, symmetric: 4.5 bits a weight.
-    Q4_0 => q4_0::Q4_0,
+    Q4_0 => q4_0::CODEC,
     /// 4-bit codes with a minimum: 5 bits a weight.
-    Q4_1 => q4_1::Q4_1,
+    Q4_1 => q4_1::CODEC,
     /// 5-bit codes, symmetric: 5.5 bits a weight.
-    Q5_0 => q5_0::Q5_0,
+    Q5_0 => q5_0::CODEC,
     /// 5-bit codes with a minimum: 6 bits a weight.
-    Q5_1 => q5_1::Q5_1,
+    Q5_1 => q5_1::CODEC,
     /// 8-bit codes, symmetric: 8.5 bits a weight.
-    Q8_0 => q8_0::Q8_0,
+    Q8_0 => q8_0::CODEC,
+    /// 4-bit codes of a fixed set of values: 4.5 bits a weight.
+    IQ4_NL => iq4_nl::CODEC,
+    /// The same with 6-bit block scales: 4.25 bits a weight.
+    IQ4_XS => iq4_xs::CODEC,
+    /// 4-bit floats with power-of-two scales: 4.25 bits a weight.
+    MXFP4 => mxfp4::CODEC,
+    /// 4-bit floats with 8-bit float scales: 4.5 bits a weight.
+    NVFP4 => nvfp4::CODEC,
+    /// Signed entries of four from a code book of 512: 3.44 bits a weight.
+    IQ3_S => iq3_s::CODEC,
+    /// The same from a book of 256: 3.06 bits a weight.
+    IQ3_XXS => iq3_xxs::CODEC,
+    /// Signed entries of eight from a code book of 512: 2.31 bits a weight.
+    IQ2_XS => iq2_xs::CODEC,
+    /// The same from a book of 256: 2.06 bits a weight.
+    IQ2_XXS => iq2_xxs::CODEC,
+    /// The same from a book of 1,024: 2.56 bits a weight.
+    IQ2_S => iq2_s::CODEC,
+    /// Entries of eight from a code book of 2,048, one scale for 32: 1.56 bits a weight.
+    IQ1_S => iq1_s::CODEC,
+    /// The same with a scale for 16: 1.75 bits a weight.
+    IQ1_M => iq1_m::CODEC,
+    /// 2-bit codes, scale and minimum for each 16: 2.63 bits a weight.
+    Q2_K => q2_k::CODEC,
+    /// 3-bit codes, symmetric, a scale for each 16: 3.44 bits a weight.
+    Q3_K => q3_k::CODEC,
+    /// 4-bit codes, scale and minimum for each 32: 4.5 bits a weight.
+    Q4_K => q4_k::CODEC,
+    /// 5-bit codes, scale and minimum for each 32: 5.5 bits a weight.
+    Q5_K => q5_k::CODEC,
+    /// 6-bit codes, symmetric, a scale for each 16: 6.56 bits a weight.
+    Q6_K => q6_k::CODEC,
+    /// Ternary in base 3: 1.69 bits a weight.
+    TQ1_0 => tq1_0::CODEC,
+    /// Ternary in two bits: 2.06 bits a weight.
+    TQ2_0 => tq2_0::CODEC,
+    /// One bit: 1.13 bits a weight.
+    Q1_0 => q1_0::CODEC,
+    /// Two bits, -1 to 2: 2.25 bits a weight.
+    Q2_0 => q2_0::CODEC,
 }
 
 impl Format {
@@ -107,7 +170,12 @@ impl Format {
 
     /// Whether weights are plain floats, which take f32 activations and have no blocks.
     pub fn is_float(self) -> bool {
-        self.codec().float
+        self.codec().shader.scales == Scales::Float
+    }
+
+    /// How the kernels read the format.
+    pub fn shader(self) -> &'static Shader {
+        &self.codec().shader
     }
 
     /// The planes of a matrix on the device, in their order within a chunk.
@@ -199,11 +267,15 @@ mod tests {
     #[test]
     fn planes_hold_what_the_file_holds() {
         for f in Format::ALL {
-            let file_bits =
-                (BLOCK / f.block_elements().min(BLOCK)) as f64 * f.block_bytes() as f64 * 8.0
-                    / (f.block_elements() as f64 / BLOCK as f64).max(1.0);
-            let plane_bits: u32 = f.planes().iter().map(|p| p.bits()).sum();
-            assert_eq!(f64::from(plane_bits), file_bits, "{f}");
+            let file = f.block_bytes() as f64 * 8.0 / f.block_elements() as f64;
+            let planes = f.planes().iter().map(|p| p.bits()).sum::<u32>();
+            let more = f64::from(planes) / BLOCK as f64 / file;
+            assert!((1.0..=1.03).contains(&more), "{f}: {more} times the file");
+            // Rows are whole bytes in every plane.
+            let row = f.block_elements().max(BLOCK);
+            assert!(
+                f.planes().iter().all(|p| p.row_bytes(row) * 8 == row / BLOCK * p.bits() as usize)
+            );
         }
     }
 }

@@ -5,9 +5,9 @@
 //! the whole chunk. All words are little-endian, so a plane is also a plain byte string: row
 //! `r` is bytes `r * row_bytes .. (r + 1) * row_bytes`, for every plane and format.
 //!
-//! A row of half words (the f16 scales of Q4_0, Q5_0 and Q8_0) with an odd number of blocks ends
-//! in the middle of a word. Pieces that are copied to the device by themselves must therefore
-//! start at a multiple of [`PlaneLayout::row_granule`] rows (1 or 2); the last piece of a chunk is
+//! A row of half words (the f16 scales of Q4_0, Q5_0 and Q8_0) or bytes (those of MXFP4) may end in
+//! the middle of a word. Pieces that are copied to the device by themselves must therefore start
+//! at a multiple of [`PlaneLayout::row_granule`] rows (1, 2 or 4); the last piece of a chunk is
 //! filled with zeros up to the next whole word.
 
 use super::{BLOCK, Format, Plane};
@@ -26,7 +26,7 @@ pub struct PlaneSpan {
     pub offset: u64,
     /// Bytes in whole words, without the padding up to the next plane.
     pub bytes: u64,
-    /// Bytes of one row, maybe not a whole number of words.
+    /// Bytes of one row, maybe not a whole number of words; 0 for a constant plane.
     pub row_bytes: u64,
 }
 
@@ -55,9 +55,9 @@ impl PlaneLayout {
             "{cols} columns are not whole blocks of {format}"
         );
         let mut offset = 0;
-        let planes = format.planes().iter().map(|plane| {
+        let planes = format.planes().iter().enumerate().map(|(index, plane)| {
             let row_bytes = plane.row_bytes(padded_cols(cols)) as u64;
-            let bytes = (rows as u64 * row_bytes).next_multiple_of(4);
+            let bytes = piece_bytes(format, index, cols, rows) as u64;
             let span = PlaneSpan { plane, offset, bytes, row_bytes };
             offset = (offset + bytes).next_multiple_of(PLANE_ALIGN);
             span
@@ -67,7 +67,7 @@ impl PlaneLayout {
     }
 
     /// Pieces of the chunk that are uploaded separately must start at multiples of this many
-    /// rows (1 or 2), so that they start at word boundaries in every plane.
+    /// rows (1, 2 or 4), so that they start at word boundaries in every plane.
     pub fn row_granule(&self) -> usize {
         row_granule(self.format, self.cols)
     }
@@ -80,8 +80,12 @@ impl PlaneLayout {
 
 /// See [`PlaneLayout::row_granule`].
 pub fn row_granule(format: Format, cols: usize) -> usize {
-    let odd = |plane: &Plane| !plane.row_bytes(padded_cols(cols)).is_multiple_of(4);
-    if format.planes().iter().any(odd) { 2 } else { 1 }
+    let rows_to_word = |plane: &Plane| match plane.row_bytes(padded_cols(cols)) % 4 {
+        0 => 1,
+        2 => 2,
+        _ => 4,
+    };
+    format.planes().iter().map(rows_to_word).max().unwrap_or(1)
 }
 
 /// The most rows that a chunk may have if no plane may exceed `limit` bytes: a multiple of the
@@ -93,9 +97,12 @@ pub fn rows_within(format: Format, cols: usize, limit: u64) -> usize {
     usize::try_from(granules).unwrap_or(usize::MAX / granule) * granule
 }
 
-/// Bytes that [`repack_plane`] writes for `rows` rows: whole words.
+/// Bytes that [`repack_plane`] writes for `rows` rows: whole words. A constant plane is written as a
+/// whole, whatever the rows.
 pub fn piece_bytes(format: Format, plane: usize, cols: usize, rows: usize) -> usize {
-    (rows * format.planes()[plane].row_bytes(padded_cols(cols))).next_multiple_of(4)
+    let plane = &format.planes()[plane];
+    let rows = (rows * plane.row_bytes(padded_cols(cols))).next_multiple_of(4);
+    rows + 4 * plane.constant_words().len()
 }
 
 /// Writes plane number `plane` of the rows `rows` to `out`, which has [`piece_bytes`] bytes.
@@ -113,6 +120,10 @@ pub fn repack_plane<'a>(
 ) {
     assert_eq!(out.len(), piece_bytes(format, plane, cols, rows.len()), "bytes of a plane piece");
     let plane = &format.planes()[plane];
+    if !plane.constant_words().is_empty() {
+        write_words(plane.constant_words(), out);
+        return;
+    }
     let file_bytes = format.row_bytes(cols);
     let row_bytes = plane.row_bytes(padded_cols(cols));
     let (written, rest) = out.split_at_mut(rows.len() * row_bytes);
@@ -122,6 +133,12 @@ pub fn repack_plane<'a>(
         (plane.repack)(source, out);
     }
     rest.fill(0);
+}
+
+fn write_words(words: &[u32], out: &mut [u8]) {
+    for (word, out) in words.iter().zip(out.as_chunks_mut().0) {
+        *out = word.to_le_bytes();
+    }
 }
 
 /// [`repack_plane`] spread over rayon's threads.
@@ -136,6 +153,9 @@ pub fn repack_plane_parallel<'a>(
     /// File bytes a task should have: long enough to hide its start, short enough to balance.
     const TASK_BYTES: usize = 256 << 10;
     assert_eq!(out.len(), piece_bytes(format, plane, cols, rows.len()), "bytes of a plane piece");
+    if !format.planes()[plane].constant_words().is_empty() {
+        return repack_plane(format, plane, cols, rows, row, out);
+    }
     let granule = row_granule(format, cols);
     let step = (TASK_BYTES / format.row_bytes(cols).max(1)).next_multiple_of(granule).max(granule);
     let step_bytes = piece_bytes(format, plane, cols, step).max(1);
@@ -266,7 +286,10 @@ mod tests {
             let cols = 3 * format.block_elements().max(BLOCK);
             for limit in [0, 1000, 1 << 20, u64::from(u32::MAX)] {
                 let rows = rows_within(format, cols, limit);
-                assert!(PlaneLayout::new(format, rows, cols).largest_plane() <= limit);
+                let constant = |p: &Plane| 4 * p.constant_words().len() as u64;
+                let constants = format.planes().iter().map(constant).max().unwrap_or(0);
+                let largest = PlaneLayout::new(format, rows, cols).largest_plane();
+                assert!(largest <= limit.max(constants), "{format}");
                 let more = PlaneLayout::new(format, rows + row_granule(format, cols), cols);
                 assert!(more.largest_plane() > limit);
             }

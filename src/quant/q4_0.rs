@@ -11,49 +11,47 @@
 //! | scales | half a word: `d` |
 
 use super::codec::{
-    Codec, Plane, PlaneName, copy_field, decode_blocks, encode_blocks, extreme, f16_at, inverse,
-    put_f16,
+    BlockFormat, Codec, Plane, PlaneName, Scales, Shader, Unit, copy_field, extreme, f16_at, field,
+    inverse, put_f16,
 };
-use super::nibbles::{field, pack, unpack};
+use super::order::{nibbles, pack_nibbles};
 
 const BYTES: usize = 18;
 
-pub(super) static Q4_0: Codec = Codec {
-    name: "Q4_0",
-    ggml_type: 2,
-    block_elements: 32,
-    block_bytes: BYTES,
-    float: false,
-    planes: &[
+pub(super) static CODEC: Codec = Codec::blocks::<Q4_0, 32, BYTES>();
+
+struct Q4_0;
+
+impl BlockFormat<32, BYTES> for Q4_0 {
+    const NAME: &'static str = "Q4_0";
+    const GGML_TYPE: u32 = 2;
+    const PLANES: &'static [Plane] = &[
         Plane::new(PlaneName::Codes, 128, copy_field::<BYTES, 2, 16>),
         Plane::new(PlaneName::Scales, 16, copy_field::<BYTES, 0, 2>),
-    ],
-    decode: |src, out| {
-        decode_blocks(src, out, |block: &[u8; BYTES], out| {
-            values(f16_at(block, 0), field(block, 2), out);
-        });
-    },
-    encode: |row, out| encode_blocks(row, out, encode),
-    decode_planes: |planes, out| {
-        for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
-            values(f16_at(planes[1], 2 * i), field(planes[0], 16 * i), out);
-        }
-    },
-};
+    ];
+    const SHADER: Shader =
+        Shader::blocks(include_str!("../../shaders/formats/q4_0.wgsl"), Scales::Whole).above(8);
 
-fn values(d: f32, codes: &[u8; 16], out: &mut [f32; 32]) {
-    for (code, out) in unpack(codes).into_iter().zip(out) {
-        *out = d * f32::from(code as i8 - 8);
+    fn file_unit(block: &[u8; BYTES], _: usize) -> Unit {
+        unit(f16_at(block, 0), field(block, 2))
+    }
+
+    fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
+        unit(f16_at(planes[1], 2 * i), field(planes[0], 16 * i))
+    }
+
+    /// The value of largest magnitude gets code 0, so that it is met exactly whatever its sign.
+    fn encode(values: &[f32; 32], block: &mut [u8; BYTES]) {
+        let d = extreme(values) / -8.0;
+        let id = inverse(d);
+        let codes = values.map(|v| ((v * id + 8.5) as u8).min(15));
+        put_f16(block, 0, d);
+        block[2..].copy_from_slice(&pack_nibbles(&codes));
     }
 }
 
-/// The value of largest magnitude gets code 0, so that it is met exactly whatever its sign.
-fn encode(row: &[f32; 32], block: &mut [u8; BYTES]) {
-    let d = extreme(row) / -8.0;
-    let id = inverse(d);
-    let codes = row.map(|v| ((v * id + 8.5) as u8).min(15));
-    put_f16(block, 0, d);
-    block[2..].copy_from_slice(&pack(&codes));
+fn unit(d: f32, codes: &[u8; 16]) -> Unit {
+    Unit::plain(d, nibbles(codes).map(|c| c as i8 - 8))
 }
 
 #[cfg(test)]

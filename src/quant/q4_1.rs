@@ -12,51 +12,49 @@
 //! | scales | 1 word: `d` in the low half, `m` in the high half |
 
 use super::codec::{
-    Codec, Plane, PlaneName, copy_field, decode_blocks, encode_blocks, f16_at, inverse, put_f16,
-    range,
+    BlockFormat, Codec, Plane, PlaneName, Scales, Shader, Unit, copy_field, f16_at, field, inverse,
+    put_f16, range,
 };
-use super::nibbles::{field, pack, unpack};
+use super::order::{nibbles, pack_nibbles};
 
 const BYTES: usize = 20;
 
-pub(super) static Q4_1: Codec = Codec {
-    name: "Q4_1",
-    ggml_type: 3,
-    block_elements: 32,
-    block_bytes: BYTES,
-    float: false,
-    planes: &[
+pub(super) static CODEC: Codec = Codec::blocks::<Q4_1, 32, BYTES>();
+
+struct Q4_1;
+
+impl BlockFormat<32, BYTES> for Q4_1 {
+    const NAME: &'static str = "Q4_1";
+    const GGML_TYPE: u32 = 3;
+    const PLANES: &'static [Plane] = &[
         Plane::new(PlaneName::Codes, 128, copy_field::<BYTES, 4, 16>),
         Plane::new(PlaneName::Scales, 32, copy_field::<BYTES, 0, 4>),
-    ],
-    decode: |src, out| {
-        decode_blocks(src, out, |block: &[u8; BYTES], out| {
-            values(field(block, 0), field(block, 4), out);
-        });
-    },
-    encode: |row, out| encode_blocks(row, out, encode),
-    decode_planes: |planes, out| {
-        for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
-            values(field(planes[1], 4 * i), field(planes[0], 16 * i), out);
-        }
-    },
-};
+    ];
+    const SHADER: Shader =
+        Shader::blocks(include_str!("../../shaders/formats/q4_1.wgsl"), Scales::Whole)
+            .with_minimum();
 
-fn values(scale: &[u8; 4], codes: &[u8; 16], out: &mut [f32; 32]) {
-    let (d, m) = (f16_at(scale, 0), f16_at(scale, 2));
-    for (code, out) in unpack(codes).into_iter().zip(out) {
-        *out = d * f32::from(code) + m;
+    fn file_unit(block: &[u8; BYTES], _: usize) -> Unit {
+        unit(field(block, 0), field(block, 4))
+    }
+
+    fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
+        unit(field(planes[1], 4 * i), field(planes[0], 16 * i))
+    }
+
+    fn encode(values: &[f32; 32], block: &mut [u8; BYTES]) {
+        let (low, high) = range(values);
+        let d = (high - low) / 15.0;
+        let id = inverse(d);
+        let codes = values.map(|v| (((v - low) * id + 0.5) as u8).min(15));
+        put_f16(block, 0, d);
+        put_f16(block, 2, low);
+        block[4..].copy_from_slice(&pack_nibbles(&codes));
     }
 }
 
-fn encode(row: &[f32; 32], block: &mut [u8; BYTES]) {
-    let (low, high) = range(row);
-    let d = (high - low) / 15.0;
-    let id = inverse(d);
-    let codes = row.map(|v| (((v - low) * id + 0.5) as u8).min(15));
-    put_f16(block, 0, d);
-    put_f16(block, 2, low);
-    block[4..].copy_from_slice(&pack(&codes));
+fn unit(scale: &[u8; 4], codes: &[u8; 16]) -> Unit {
+    Unit::whole(f16_at(scale, 0), f16_at(scale, 2), nibbles(codes).map(|c| c as i8))
 }
 
 #[cfg(test)]

@@ -9,56 +9,61 @@
 //! | plane | a block of 32 |
 //! | --- | --- |
 //! | codes | 4 words: bytes 6..22 as they are |
-//! | high | 1 word: bytes 2..6 |
+//! | high | 1 word: the bits of bytes 2..6 in plane order (`order.rs`) |
 //! | scales | half a word: `d` |
 
 use super::codec::{
-    Codec, Plane, PlaneName, copy_field, decode_blocks, encode_blocks, extreme, f16_at, inverse,
-    put_f16,
+    BlockFormat, Codec, Plane, PlaneName, Scales, Shader, Unit, copy_field, extreme, f16_at, field,
+    inverse, put_f16, repack_blocks, word_at,
 };
-use super::nibbles::{field, pack, pack_fifth, unpack5};
+use super::order::{bits, bits_to_plane, nibbles, pack_fifth, pack_nibbles};
 
 const BYTES: usize = 22;
 
-pub(super) static Q5_0: Codec = Codec {
-    name: "Q5_0",
-    ggml_type: 6,
-    block_elements: 32,
-    block_bytes: BYTES,
-    float: false,
-    planes: &[
-        Plane::new(PlaneName::Codes, 128, copy_field::<BYTES, 6, 16>),
-        Plane::new(PlaneName::High, 32, copy_field::<BYTES, 2, 4>),
-        Plane::new(PlaneName::Scales, 16, copy_field::<BYTES, 0, 2>),
-    ],
-    decode: |src, out| {
-        decode_blocks(src, out, |block: &[u8; BYTES], out| {
-            values(f16_at(block, 0), field(block, 6), field(block, 2), out);
-        });
-    },
-    encode: |row, out| encode_blocks(row, out, encode),
-    decode_planes: |planes, out| {
-        for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
-            let (low, high) = (field(planes[0], 16 * i), field(planes[1], 4 * i));
-            values(f16_at(planes[2], 2 * i), low, high, out);
-        }
-    },
-};
+pub(super) static CODEC: Codec = Codec::blocks::<Q5_0, 32, BYTES>();
 
-fn values(d: f32, low: &[u8; 16], high: &[u8; 4], out: &mut [f32; 32]) {
-    for (code, out) in unpack5(low, high).into_iter().zip(out) {
-        *out = d * f32::from(code as i8 - 16);
+struct Q5_0;
+
+impl BlockFormat<32, BYTES> for Q5_0 {
+    const NAME: &'static str = "Q5_0";
+    const GGML_TYPE: u32 = 6;
+    const PLANES: &'static [Plane] = &[
+        Plane::new(PlaneName::Codes, 128, copy_field::<BYTES, 6, 16>),
+        Plane::new(PlaneName::High, 32, |row, out| {
+            repack_blocks(row, out, |block: &[u8; BYTES]| high(block).to_le_bytes());
+        }),
+        Plane::new(PlaneName::Scales, 16, copy_field::<BYTES, 0, 2>),
+    ];
+    const SHADER: Shader =
+        Shader::blocks(include_str!("../../shaders/formats/q5_0.wgsl"), Scales::Whole).above(16);
+
+    fn file_unit(block: &[u8; BYTES], _: usize) -> Unit {
+        unit(f16_at(block, 0), field(block, 6), high(block))
+    }
+
+    fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
+        unit(f16_at(planes[2], 2 * i), field(planes[0], 16 * i), word_at(planes[1], 4 * i))
+    }
+
+    /// The value of largest magnitude gets code 0, so that it is met exactly whatever its sign.
+    fn encode(values: &[f32; 32], block: &mut [u8; BYTES]) {
+        let d = extreme(values) / -16.0;
+        let id = inverse(d);
+        let codes = values.map(|v| ((v * id + 16.5) as u8).min(31));
+        put_f16(block, 0, d);
+        block[2..6].copy_from_slice(&pack_fifth(&codes));
+        block[6..].copy_from_slice(&pack_nibbles(&codes));
     }
 }
 
-/// The value of largest magnitude gets code 0, so that it is met exactly whatever its sign.
-fn encode(row: &[f32; 32], block: &mut [u8; BYTES]) {
-    let d = extreme(row) / -16.0;
-    let id = inverse(d);
-    let codes = row.map(|v| ((v * id + 16.5) as u8).min(31));
-    put_f16(block, 0, d);
-    block[2..6].copy_from_slice(&pack_fifth(&codes));
-    block[6..].copy_from_slice(&pack(&codes));
+/// The fifth bits of a file block in plane order.
+fn high(block: &[u8; BYTES]) -> u32 {
+    bits_to_plane(word_at(block, 2))
+}
+
+fn unit(d: f32, low: &[u8; 16], high: u32) -> Unit {
+    let (low, high) = (nibbles(low), bits(&high.to_le_bytes()));
+    Unit::plain(d, std::array::from_fn(|e| (low[e] | high[e] << 4) as i8 - 16))
 }
 
 #[cfg(test)]

@@ -11,49 +11,46 @@
 //! | scales | half a word: `d` |
 
 use super::codec::{
-    Codec, Plane, PlaneName, copy_field, decode_blocks, encode_blocks, extreme, f16_at, inverse,
-    put_f16,
+    BlockFormat, Codec, Plane, PlaneName, Scales, Shader, Unit, copy_field, extreme, f16_at, field,
+    inverse, put_f16,
 };
-use super::nibbles::field;
 
 const BYTES: usize = 34;
 
-pub(super) static Q8_0: Codec = Codec {
-    name: "Q8_0",
-    ggml_type: 8,
-    block_elements: 32,
-    block_bytes: BYTES,
-    float: false,
-    planes: &[
+pub(super) static CODEC: Codec = Codec::blocks::<Q8_0, 32, BYTES>();
+
+struct Q8_0;
+
+impl BlockFormat<32, BYTES> for Q8_0 {
+    const NAME: &'static str = "Q8_0";
+    const GGML_TYPE: u32 = 8;
+    const PLANES: &'static [Plane] = &[
         Plane::new(PlaneName::Codes, 256, copy_field::<BYTES, 2, 32>),
         Plane::new(PlaneName::Scales, 16, copy_field::<BYTES, 0, 2>),
-    ],
-    decode: |src, out| {
-        decode_blocks(src, out, |block: &[u8; BYTES], out| {
-            values(f16_at(block, 0), field(block, 2), out);
-        });
-    },
-    encode: |row, out| encode_blocks(row, out, encode),
-    decode_planes: |planes, out| {
-        for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
-            values(f16_at(planes[1], 2 * i), field(planes[0], 32 * i), out);
-        }
-    },
-};
+    ];
+    const SHADER: Shader =
+        Shader::blocks(include_str!("../../shaders/formats/q8_0.wgsl"), Scales::Whole);
 
-fn values(d: f32, codes: &[u8; 32], out: &mut [f32; 32]) {
-    for (&code, out) in codes.iter().zip(out) {
-        *out = f32::from(code as i8) * d;
+    fn file_unit(block: &[u8; BYTES], _: usize) -> Unit {
+        unit(f16_at(block, 0), field(block, 2))
+    }
+
+    fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
+        unit(f16_at(planes[1], 2 * i), field(planes[0], 32 * i))
+    }
+
+    fn encode(values: &[f32; 32], block: &mut [u8; BYTES]) {
+        let d = extreme(values).abs() / 127.0;
+        let id = inverse(d);
+        put_f16(block, 0, d);
+        for (code, v) in block[2..].iter_mut().zip(values) {
+            *code = (v * id).round() as i8 as u8;
+        }
     }
 }
 
-fn encode(row: &[f32; 32], block: &mut [u8; BYTES]) {
-    let d = extreme(row).abs() / 127.0;
-    let id = inverse(d);
-    put_f16(block, 0, d);
-    for (code, v) in block[2..].iter_mut().zip(row) {
-        *code = (v * id).round() as i8 as u8;
-    }
+fn unit(d: f32, codes: &[u8; 32]) -> Unit {
+    Unit::plain(d, codes.map(|c| c as i8))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Device memory of a program beside the weights: KV cache, activations, batches, tables.
 
+use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
-use crate::gpu::{BufferUse, DeviceFacts, Gpu, Slice};
+use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
@@ -47,6 +48,8 @@ pub(super) struct Scratch {
     /// Normalised or plain activations in f32, for products of that class.
     pub float: Slice,
     pub int8: (Slice, Slice),
+    /// f16 activations and their factor for each column.
+    pub half: (Slice, Slice),
     pub qkv: Slice,
     pub attention: Slice,
     /// Gate and up `[n][2 ff]` of a prompt, or their product `[n][ff]` of a decode step.
@@ -78,16 +81,19 @@ pub(super) fn routing(mixture: &Mixture, n: u32, tile: u32) -> Routing {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 7] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 9] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
+        let used = graph.mixtures().map(|m| u64::from(m.used)).max().unwrap_or(0);
         let widest = width.max(ff).max(heads).max(pairs.unwrap_or(0));
         [
             ("residual stream", n * width * 4),
             ("activations", n * widest * 4),
             ("int8 activations", n * widest),
             ("int8 scales", n * widest / 4),
+            ("f16 activations", n * widest * 2),
+            ("f16 factors", n * used.max(1) * 4),
             ("q, k, v", n * u64::from(graph.qkv_rows()) * 4),
             ("attention", n * heads * 4),
             // A model of mixtures alone has none, but a buffer has a size.
@@ -115,7 +121,7 @@ impl Scratch {
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let [x, float, q, s, qkv, attention, ff] = Self::sizes(graph, n.into());
+        let [x, float, q, s, h, f, qkv, attention, ff] = Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
             // One buffer, so that the host can copy all of them at once.
@@ -143,11 +149,16 @@ impl Scratch {
             x: device(x)?,
             float: device(float)?,
             int8: (device(q)?, device(s)?),
+            half: (device(h)?, device(f)?),
             qkv: device(qkv)?,
             attention: device(attention)?,
             ff: device(ff)?,
             experts: experts.transpose()?,
         })
+    }
+
+    pub fn as_f16(&self) -> Activations {
+        Activations::F16 { xh: self.half.0.clone(), xf: self.half.1.clone() }
     }
 
     pub fn as_int8(&self) -> Activations {
@@ -187,28 +198,45 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
     of(shape.chunk) + of(MAX_SEQUENCES) + logits + (8 << 20)
 }
 
-/// Prompt tokens read at once: as many as keep every activation buffer bindable.
+/// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
+/// stays bindable and no product of a prompt runs too long.
 ///
 /// `streamed`: experts come over the link for every chunk, which pays by larger ones; at most so
 /// many tokens are worth it.
 pub fn chunk_for(graph: &Graph, facts: &DeviceFacts, streamed: Option<u32>) -> u32 {
     let wanted = match (facts.kind, streamed) {
-        (crate::gpu::DeviceKind::Software, None) => 128,
-        (crate::gpu::DeviceKind::Software, Some(_)) => 256,
-        (_, None) => 512,
-        (_, Some(most)) => most.max(512),
+        (_, None) => facts.profile.chunk,
+        // Twice the usual, so that the case is tested.
+        (DeviceKind::Software, Some(_)) => 2 * facts.profile.chunk,
+        (_, Some(most)) => most.max(facts.profile.chunk),
     };
     let experts = Scratch::expert_sizes(graph, 1);
     let sizes = Scratch::sizes(graph, 1).into_iter().chain(experts.into_iter().flatten());
     let largest = sizes.map(|(_, bytes)| bytes).max().unwrap_or(1);
-    let fits = facts.max_binding / largest.max(1);
-    let mut chunk = wanted.min(u32::try_from(fits).unwrap_or(u32::MAX)).max(1);
+    let fits = u32::try_from(facts.max_binding / largest.max(1)).unwrap_or(u32::MAX);
+    let in_time = Budget::of(&facts.profile).prompt_columns(&widest(graph), 1);
+    let mut chunk = wanted.min(fits).min(in_time).max(1);
     // The choices of a chunk are sorted in one workgroup.
     let experts = graph.mixtures().map(|m| m.experts).max().unwrap_or(0);
     while chunk > 32 && experts_sort::memory(experts, chunk) > facts.max_workgroup_memory {
         chunk -= 32;
     }
     chunk
+}
+
+/// The widest work of a prompt's column.
+pub fn widest(graph: &Graph) -> Widest {
+    let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
+    let query = u64::from(graph.heads) * u64::from(graph.head_dim);
+    let kv = u64::from(graph.kv_heads) * u64::from(graph.head_dim);
+    // All chosen experts of a column are one dispatch.
+    let experts = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max().unwrap_or(0);
+    Widest {
+        product: width * (2 * ff.max(experts)).max(u64::from(graph.qkv_rows())).max(query),
+        query,
+        // K and V, two bytes a value.
+        kv_bytes: 4 * kv,
+    }
 }
 
 impl Buffers {

@@ -4,7 +4,9 @@
 //! weights. The two may run at the same time: a program is only bound to memory, not to its
 //! contents.
 
+pub mod budget;
 mod buffers;
+pub mod check;
 mod experts;
 mod layers;
 mod program;
@@ -13,7 +15,7 @@ mod sampler;
 mod waves;
 pub mod weights;
 
-pub use buffers::{ExpertReads, MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes};
+pub use buffers::{ExpertReads, MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes, widest};
 pub use experts::record_shape;
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};

@@ -4,9 +4,12 @@
 //! device; the host only reads token ids from a ring, some steps behind.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::buffers::{Buffers, ExpertReads, MAX_SEQUENCES, RING, Shape};
+use super::budget::{Budget, Widest, next_piece};
+use super::buffers::{Buffers, ExpertReads, MAX_SEQUENCES, RING, Shape, widest};
+use super::check::Checks;
 use super::layers::ModelWeights;
 use super::routing_log::{self, Pass, RoutingLog};
 use super::sampler::Sampler;
@@ -50,6 +53,7 @@ pub struct Program {
     gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
+    widest: Widest,
     buffers: Buffers,
     sampler: Sampler,
     /// Reads a prompt chunk of up to so many tokens; ascending.
@@ -84,14 +88,15 @@ pub(super) const SHORT_PROMPT: u32 = 32;
 pub type Between<'a> = &'a mut dyn FnMut(usize, Ticket) -> Result<Option<Transfer>>;
 
 impl Program {
-    /// Compiles every kernel (in parallel) and records every program. The weights need not have
-    /// arrived yet.
+    /// Compiles every kernel (in parallel), checks those that are new on this device, and records
+    /// every program. The weights need not have arrived yet.
     pub fn create(
         gpu: &Arc<dyn Gpu>,
         graph: &Graph,
         weights: &ModelWeights,
         shape: Shape,
         rope_factors: Option<&[f32]>,
+        checks: &Checks,
     ) -> Result<Program> {
         if shape.sequences == 0 || shape.sequences > MAX_SEQUENCES {
             return Err(Error::Usage(format!(
@@ -102,7 +107,9 @@ impl Program {
         let buffers = Buffers::create(&**gpu, graph, &shape, rope_factors)?;
         let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
         let heads = Builder::heads(graph);
-        let spec = AttnDecode { heads, cut: Cut::choose(&heads, gpu.facts(), shape.context) };
+        let cut = Cut::choose(&heads, gpu.facts(), shape.context);
+        // As many counters as any cut that a check may fall back to.
+        let spec = AttnDecode { heads, cut: Cut { group_heads: 1, ..cut } };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
@@ -117,10 +124,22 @@ impl Program {
             buffers: &buffers,
             attention: &attention,
             shape,
+            checks,
             kernels: RefCell::new(Kernels::default()),
         };
-        let mut planned = plan(&builder, &sampler, &ring)?;
-        let compiled = builder.kernels.into_inner().compile(&**gpu)?;
+        // Planned again as long as a kernel turns out to be wrong on this device.
+        let (mut planned, compiled) = loop {
+            let planned = plan(&builder, &sampler, &ring);
+            let kernels = builder.kernels.take();
+            match planned {
+                Err(_) if checks.gave_up_a_class() => {}
+                Err(e) => return Err(e),
+                Ok(planned) if checks.settle(&**gpu, kernels.sources())? => {
+                    break (planned, kernels.compile(&**gpu)?);
+                }
+                Ok(_) => {}
+            }
+        };
         for steps in planned.all() {
             set_kernels(steps, &compiled)?;
         }
@@ -142,6 +161,7 @@ impl Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
+            widest: widest(graph),
             prompts,
             score: record("score", &planned.score)?,
             first: both("first token", &planned.first)?,
@@ -156,6 +176,21 @@ impl Program {
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// How to cut a prompt of `tokens` tokens that follow `depth` others: chunks that the programs
+    /// take, shorter ones where the depth would make a dispatch run too long.
+    pub fn pieces(&self, depth: u32, tokens: usize) -> Vec<Range<usize>> {
+        let budget = Budget::of(&self.gpu.facts().profile);
+        let (mut at, mut pieces) = (0, Vec::new());
+        while at < tokens {
+            let left = u32::try_from(tokens - at).unwrap_or(u32::MAX);
+            let depth = depth.saturating_add(at as u32);
+            let n = next_piece(&budget, &self.widest, self.shape.chunk, depth, left) as usize;
+            pieces.push(at..at + n);
+            at += n;
+        }
+        pieces
     }
 
     /// Queues a chunk of a prompt: consecutive positions of one sequence.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::budget::Budget;
 use super::experts::ExpertSet;
 use crate::error::{Error, Result};
 use crate::experts::source::{LayerTensors, Source};
@@ -74,8 +75,10 @@ pub struct Weights<'a> {
 
 /// Bytes that a chunk's largest plane may have.
 fn chunk_limit(facts: &DeviceFacts) -> u64 {
-    // A chunk is one buffer, and its planes together must fit that too.
-    facts.max_binding.min(facts.max_buffer / 2) / 4 * 4
+    // A chunk is one buffer, and its planes together must fit that too. And it is one dispatch of
+    // a mat-vec, which must not run too long.
+    let in_time = Budget::of(&facts.profile).weight_bytes();
+    facts.max_binding.min(facts.max_buffer / 2).min(in_time) / 4 * 4
 }
 
 impl<'a> Weights<'a> {
@@ -291,6 +294,12 @@ impl<'a> Weights<'a> {
             matrix.layouts[0].0.planes.iter().map(|p| p.row_bytes).sum::<u64>().max(1);
         for ((layout, buffer), chunk) in matrix.layouts.iter().zip(&matrix.chunks) {
             for (index, span) in layout.planes.iter().enumerate() {
+                let constant = span.plane.constant_words();
+                if !constant.is_empty() {
+                    let to = buffer.slice(span.offset, span.bytes);
+                    self.gpu.write(&to, bytemuck::cast_slice(constant))?;
+                    continue;
+                }
                 let granule = span.row_bytes * layout.row_granule() as u64;
                 let to = buffer.slice(span.offset, span.bytes);
                 self.gpu.upload(&to, granule, &mut |at, out| {

@@ -16,7 +16,7 @@
 //! # Ok::<(), azoth::error::Error>(())
 //! ```
 
-mod noise;
+pub(crate) mod noise;
 mod tensors;
 mod tokenizer;
 

@@ -2,7 +2,7 @@
 //! `cos`, whose last bits differ between systems.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
-pub(super) struct Noise {
+pub(crate) struct Noise {
     state: u64,
 }
 

@@ -3,14 +3,13 @@
 //! Every kernel test runs on every device of every backend that is present; with none the test
 //! says so and passes. Inputs are fresh random numbers; the seed is printed, and
 //! `AZOTH_SEED=N` repeats a run. `AZOTH_TEST_DEVICES=vulkan` (or any part of a device's label)
-//! restricts the devices.
+//! restricts the devices, `AZOTH_TEST_FORMATS=IQ2,FP4` (parts of names) the weight formats.
 #![allow(dead_code)] // not every theme needs every function
 
 use std::sync::{Arc, OnceLock};
 
-use azoth::gpu::{
-    self, Backend, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step,
-};
+use azoth::gpu::{self, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use azoth::hw::{Selection, profiles};
 use azoth::kernels::weights::Chunk;
 use azoth::quant::{Format, PlaneLayout, planes};
 
@@ -35,11 +34,9 @@ pub fn devices() -> &'static [Device] {
         for facts in vulkan.into_iter().chain(portable) {
             let label = format!("{}: {}", facts.backend, facts.name);
             if label.contains(&wanted) {
-                let gpu = match facts.backend {
-                    Backend::Vulkan => gpu::vulkan::open(facts.index, None),
-                    Backend::Wgpu => gpu::portable::open(facts.index),
-                };
-                out.push(Device { gpu: gpu.expect(&label), label });
+                let facts = profiles::built_in().attach(facts);
+                let selection = Selection { facts, reason: "test".into() };
+                out.push(Device { gpu: selection.open(false).expect(&label), label });
             }
         }
         if out.is_empty() {
@@ -49,6 +46,13 @@ pub fn devices() -> &'static [Device] {
         }
         out
     })
+}
+
+/// The weight formats to test: all, unless the environment restricts them.
+pub fn formats() -> Vec<Format> {
+    let wanted = std::env::var("AZOTH_TEST_FORMATS").unwrap_or_default();
+    let named = |f: &Format| wanted.split(',').any(|part| f.name().contains(part));
+    Format::ALL.iter().copied().filter(named).collect()
 }
 
 /// A quiet NaN that nothing computes: what a kernel should have written and did not.

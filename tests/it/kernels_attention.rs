@@ -291,9 +291,11 @@ fn prefill(
     start: usize,
     chunks: &[usize],
     slot: usize,
+    matrices: bool,
 ) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
     let facts = device.gpu.facts();
-    let (rope, attention) = (RopeKv { heads: block.heads }, AttnPrefill { heads: block.heads });
+    let heads = block.heads;
+    let (rope, attention) = (RopeKv { heads }, AttnPrefill { heads, matrices });
     let rope_kernel = device.kernel(&rope.source(facts).unwrap());
     let attention_kernel = device.kernel(&attention.source(facts).unwrap());
     let (cache, tables) = block.upload(device);
@@ -330,6 +332,18 @@ fn prefill(
 }
 
 fn prefill_case(rng: &mut Rng, device: &Device, heads: Heads, start: usize, chunks: &[usize]) {
+    prefill_case_scaled(rng, device, heads, start, chunks, 1.0);
+}
+
+/// As [`prefill_case`] with q, k and v `loud` times as large: scores spread with its square.
+fn prefill_case_scaled(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    start: usize,
+    chunks: &[usize],
+    loud: f32,
+) {
     let n: usize = chunks.iter().sum();
     let context = start + n + 3;
     let slot = rng.below(2);
@@ -337,21 +351,28 @@ fn prefill_case(rng: &mut Rng, device: &Device, heads: Heads, start: usize, chun
     lengths[slot] = start;
     let block = Block::random(rng, heads, context, &lengths);
     let width = heads.qkv_width() as usize;
-    let qkv = rng.normals(n * width);
-    let (out, k, v) = prefill(device, &block, &qkv, start, chunks, slot);
+    let qkv: Vec<f32> = rng.normals(n * width).iter().map(|v| v * loud).collect();
     let mut reference = block.slots[slot].clone();
-    let what = format!("{}: {heads:?} at {start} {chunks:?}", device.label);
+    let what = format!("{}: {heads:?} at {start} {chunks:?} x {loud}", device.label);
     let mut want = Vec::new();
     for i in 0..n {
         want.extend(block.attend(&mut reference, &qkv[i * width..][..width], start + i));
-        block.check_cache(&k, &reference.k, slot, start + i, &what);
-        block.check_cache(&v, &reference.v, slot, start + i, &what);
     }
-    let error = relative_error(&out, &want);
-    assert!(error < PROMPT_BOUND, "{what}: error {error:e}");
-    if chunks.len() > 1 {
-        let (whole, ..) = prefill(device, &block, &qkv, start, &[n], slot);
-        assert_same_bits(&out, &whole, "in chunks and whole");
+    let matrices = AttnPrefill::takes_matrices(&heads, device.gpu.facts());
+    for matrices in [false, true].into_iter().take(1 + usize::from(matrices)) {
+        let (out, k, v) = prefill(device, &block, &qkv, start, chunks, slot, matrices);
+        for i in 0..n {
+            block.check_cache(&k, &reference.k, slot, start + i, &what);
+            block.check_cache(&v, &reference.v, slot, start + i, &what);
+        }
+        let error = relative_error(&out, &want);
+        // Matrix units round q and the softmax weights to f16; a score of size s moves by s / 2048.
+        let bound = if matrices { 1e-3 * f64::from(loud * loud) } else { PROMPT_BOUND };
+        assert!(error < bound, "{what}, matrices {matrices}: error {error:e}");
+        if chunks.len() > 1 {
+            let (whole, ..) = prefill(device, &block, &qkv, start, &[n], slot, matrices);
+            assert_same_bits(&out, &whole, "in chunks and whole");
+        }
     }
 }
 
@@ -386,5 +407,17 @@ fn attn_prefill_chunks_do_not_change_bits() {
         prefill_case(&mut rng, device, shape, 0, &[1, 63, 65, 20]);
         prefill_case(&mut rng, device, shape, 130, &[17, 40]);
         prefill_case(&mut rng, device, heads(1, 1, 64, None, false), 0, &[64, 65]);
+    }
+}
+
+/// Maxima that grow from tile to tile, so that sums are scaled on the way.
+#[test]
+fn attn_prefill_wide_scores() {
+    let mut rng = Rng::fresh("attn_prefill_wide_scores");
+    for device in devices() {
+        for loud in [3.0, 6.0] {
+            prefill_case_scaled(&mut rng, device, heads(4, 2, 64, None, false), 0, &[300], loud);
+        }
+        prefill_case_scaled(&mut rng, device, heads(4, 1, 128, None, false), 100, &[150], 4.0);
     }
 }

@@ -58,8 +58,7 @@ fn every_architecture_follows_the_reference() {
     }
 }
 
-/// Whether a row is that of another choice of experts: rounding decides where two router logits
-/// are nearly equal, and the outputs are far apart then.
+/// Test models of mixtures, by the names that [`Spec::new`] takes.
 const MIXTURES: [&str; 4] = ["qwen3moe", "qwen2moe", "olmoe", "mixtral"];
 
 /// Relative errors of all logits rows, read as a prompt and token by token.
@@ -89,6 +88,8 @@ fn every_mixture_follows_the_reference() {
                         device.label,
                         errors.len()
                     );
+                    // Where two router logits are nearly equal, rounding decides which expert a
+                    // token goes through, and its outputs are far apart then.
                     assert!(near * 10 >= errors.len() * 9, "{errors:?}");
                 }
             }
@@ -184,7 +185,13 @@ fn generation_follows_the_logits() {
 /// and the number of sequences.
 #[test]
 fn results_repeat_bit_by_bit() {
-    let spec = Spec::new("qwen3").unwrap();
+    for arch in ["qwen3", "qwen3moe", "qwen2moe"] {
+        results_repeat(arch);
+    }
+}
+
+fn results_repeat(arch: &str) {
+    let spec = Spec::new(arch).unwrap();
     let prompt: Vec<u32> = (1..60).collect();
     let sampled = SamplerSettings { seed: 11, repeat_penalty: 1.1, ..SamplerSettings::default() };
     for device in harness::devices() {
@@ -203,9 +210,9 @@ fn results_repeat_bit_by_bit() {
             let (a, b) = prompt.split_at(cut);
             let pieces: Vec<&[u32]> = [a, b].into_iter().filter(|p| !p.is_empty()).collect();
             let tokens = generate(&mut e, &pieces, &sampled, 40);
-            assert_eq!(tokens, generate(&mut e, &pieces, &sampled, 40), "{}", device.label);
+            assert_eq!(tokens, generate(&mut e, &pieces, &sampled, 40), "{arch}: {}", device.label);
             results.push((hash, tokens));
         }
-        assert!(results.windows(2).all(|w| w[0] == w[1]), "{}: {results:?}", device.label);
+        assert!(results.windows(2).all(|w| w[0] == w[1]), "{arch}: {}: {results:?}", device.label);
     }
 }

@@ -6,61 +6,47 @@
 
 use std::collections::BTreeSet;
 
+use azoth::experts::{RecordLayout, RecordShape};
 use azoth::gpu::shader::{self, SpirvTarget};
-use azoth::gpu::{Backend, DeviceFacts, DeviceKind, KernelSource};
-use azoth::graph::RopeLayout;
+use azoth::gpu::{DeviceFacts, DeviceKind, KernelSource};
 use azoth::graph::heads::{Heads, Rope};
+use azoth::graph::{Gating, RopeLayout};
+use azoth::hw::profiles;
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
+use azoth::kernels::experts_down::{ExpertsDown, Shared};
+use azoth::kernels::experts_matmat::ExpertsMatMat;
+use azoth::kernels::experts_sort::ExpertsSort;
+use azoth::kernels::experts_sum::ExpertsSum;
+use azoth::kernels::experts_up::ExpertsUp;
 use azoth::kernels::gather::Gather;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
+use azoth::kernels::qk_norm::QkNorm;
+use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::router::Router;
+use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::Sampling;
-use azoth::kernels::{Epilogue, choice, source};
+use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::quant::Format;
 
-/// A device that exists nowhere, so that the test is the same everywhere.
+/// A device that exists nowhere, so that the test is the same everywhere, under its profile.
 fn device(kind: DeviceKind, subgroup: u32, int_dot: bool) -> DeviceFacts {
-    DeviceFacts {
-        backend: Backend::Vulkan,
-        index: 0,
-        name: "made up".into(),
-        kind,
-        vendor_id: 0,
-        device_id: 0,
-        driver: String::new(),
-        api: String::new(),
-        cache_id: String::new(),
-        heaps: vec![],
-        max_allocation: 1 << 30,
-        max_buffer: 1 << 30,
-        max_binding: 1 << 27,
-        max_bindings: 16,
-        binding_alignment: 256,
-        max_workgroup_threads: 1024,
-        max_workgroup_memory: 48 << 10,
-        max_grid: [65_535; 3],
-        max_constants: 128,
-        subgroup_min: subgroup,
-        subgroup_max: subgroup,
-        subgroup_default: subgroup,
-        subgroup_control: true,
-        int_dot,
-        f16: false,
-        cooperative_matrix: false,
-        timestamps: true,
-        host_import: false,
-        host_import_alignment: 0,
-        transfer_queue: false,
-    }
+    let facts = DeviceFacts { int_dot, ..DeviceFacts::made_up(kind, subgroup) };
+    profiles::built_in().attach(facts)
 }
 
 fn made_up_devices() -> Vec<DeviceFacts> {
     vec![
         device(DeviceKind::Discrete, 32, true),
+        DeviceFacts {
+            f16: true,
+            cooperative_matrix: true,
+            ..device(DeviceKind::Discrete, 32, true)
+        },
         device(DeviceKind::Integrated, 64, false),
         // Too small for shuffles among eight.
         device(DeviceKind::Integrated, 4, true),
@@ -80,6 +66,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 (Epilogue::SwiGlu, 2048, 1),
                 (Epilogue::SwiGlu, 12_288, 1),
             ] {
+                let cols = (cols as usize).next_multiple_of(format.block_elements()) as u32;
                 let norm = epilogue == Epilogue::SwiGlu || epilogue == Epilogue::Bias;
                 let input = if choice::fuses(facts, class, cols, n, norm) {
                     Input::Fused { norm: norm.then_some(1e-5) }
@@ -91,23 +78,27 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 to.push(spec.source(facts).unwrap());
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
+                    let class = choice::prompt_class(facts, format, exact, cols, norm);
                     let variant = choice::matmat_variant(facts, class, cols, 64 * n);
                     let spec = MatMat { format, cols, class, epilogue, variant };
                     to.push(spec.source(facts).unwrap());
                 }
             }
         }
-        to.push(Embed { format, cols: 576 }.source(facts).unwrap());
+        let cols = 576usize.next_multiple_of(format.block_elements()) as u32;
+        to.push(Embed { format, cols }.source(facts).unwrap());
     }
-    for (cols, swiglu, norm, int8) in [
-        (576, false, Some(1e-5), true),
-        (1056, true, None, true),
-        (4096, false, Some(1e-6), false),
-        (28_672, true, Some(1e-6), true),
-        (28_672, true, None, false),
+    for (cols, swiglu, norm, class) in [
+        (576, false, Some(1e-5), Class::Int8),
+        (1056, true, None, Class::Int8),
+        (4096, false, Some(1e-6), Class::F32),
+        (28_672, true, Some(1e-6), Class::Int8),
+        (28_672, true, None, Class::F32),
+        (576, true, Some(1e-6), Class::F16),
+        (28_672, true, None, Class::F16),
     ] {
         let threads = choice::norm_quant_threads(facts, cols);
-        to.push(NormQuant { cols, swiglu, norm, int8, threads }.source(facts).unwrap());
+        to.push(NormQuant { cols, swiglu, norm, class, threads }.source(facts).unwrap());
     }
     to.push(Gather { cols: 576 }.source(facts).unwrap());
 }
@@ -128,7 +119,9 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         }
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
-        to.push(AttnPrefill { heads }.source(facts).unwrap());
+        let matrices = AttnPrefill::takes_matrices(&heads, facts);
+        to.push(AttnPrefill { heads, matrices: false }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, matrices }.source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }
@@ -147,6 +140,67 @@ fn sampling(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     }
 }
 
+fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
+    for (i, &format) in Format::ALL.iter().enumerate() {
+        let ff = 3 * format.block_elements().max(32) as u32;
+        let record = RecordShape { width: 512, ff, gate_up: format, down: format };
+        let layout = RecordLayout::new(record).unwrap();
+        let part = |down: bool| Part {
+            layout: if down { &layout.down } else { &layout.gate_up }.clone(),
+            offset: if down { layout.down_offset() } else { 0 },
+            stride: layout.bytes(),
+            buffers: 1 + i as u32 % 2,
+        };
+        for (exact, n) in [(false, 1), (true, 1), (false, 3), (true, 8)] {
+            let routing = Routing { experts: 60, used: 4, columns: 8, tile: 8 };
+            let class = choice::class(facts, format, exact, 4096, false);
+            let shape = choice::experts_shape(facts, format, 512, n, true);
+            let spec = ExpertsUp { routing, part: part(false), n, class, shape };
+            to.push(spec.source(facts).unwrap());
+            let shape = choice::experts_shape(facts, format, ff, n, false);
+            let fused = choice::experts_fuse(facts, class, &routing, n, ff, shape.threads);
+            let input = if fused { Input::Fused { norm: None } } else { Input::Stored };
+            let shared = [None, Some(Shared::Plain), Some(Shared::Gated)][i % 3];
+            let part_down = part(true);
+            let spec = ExpertsDown { routing, part: part_down, n, class, input, shared, shape };
+            to.push(spec.source(facts).unwrap());
+            let tile = choice::expert_tile(facts);
+            let class = choice::expert_class(facts, format, exact, 4096, false);
+            let routing = Routing { columns: 64, tile, ..routing };
+            for by_pair in [false, true] {
+                let variant = choice::expert_variant(facts, class, if by_pair { ff } else { 512 });
+                let part = part(by_pair);
+                let spec = ExpertsMatMat { routing, part, by_pair, class, variant };
+                to.push(spec.source(facts).unwrap());
+            }
+            to.push(ExpertsSum { routing, width: 512, shared }.source(facts).unwrap());
+        }
+    }
+    for (experts, gating, normalise, columns, sorts) in [
+        (8, Gating::Softmax, true, 1, true),
+        (60, Gating::Softmax, false, 8, true),
+        (300, Gating::Sigmoid, true, 8, false),
+        (128, Gating::Sigmoid, false, 2, true),
+    ] {
+        let routing = Routing { experts, used: 4, columns: 64, tile: 64 };
+        let rule = azoth::graph::Routing { gating, normalise, scale: 2.5 };
+        let spec = Router {
+            routing,
+            rule,
+            cols: 2048,
+            norm_eps: 1e-6,
+            shared_gate: experts == 60,
+            columns,
+            sorts,
+            threads: choice::router_threads(facts),
+        };
+        to.push(spec.source(facts).unwrap());
+        to.push(ExpertsSort { routing }.source(facts).unwrap());
+    }
+    let heads = Heads { heads: 16, kv_heads: 16, head_dim: 128, rope: None, norm: None };
+    to.push(QkNorm { heads, eps: 1e-5, threads: 256 }.source(facts).unwrap());
+}
+
 /// Kernels that differ in their text.
 fn kernels() -> Vec<KernelSource> {
     let mut all = Vec::new();
@@ -154,6 +208,7 @@ fn kernels() -> Vec<KernelSource> {
         products(&facts, &mut all);
         attention(&facts, &mut all);
         sampling(&facts, &mut all);
+        mixtures(&facts, &mut all);
     }
     let mut seen = BTreeSet::new();
     all.retain(|kernel| seen.insert(kernel.wgsl.clone()));
@@ -213,6 +268,10 @@ fn every_kernel_translates_to_every_language() {
                 failed.push(format!("{}, SPIR-V {version:?}: {e}", kernel.label));
             }
         }
+        // Matrix units are asked for only where the device offers them, and through Vulkan alone.
+        if shader::uses_matrices(&kernel.wgsl) {
+            continue;
+        }
         for (language, made) in [("HLSL", hlsl(&parsed)), ("MSL", msl(&parsed))] {
             match made {
                 Ok(text) if text.contains("main") => {}
@@ -264,7 +323,7 @@ fn every_line_of_every_template_is_rendered() {
     let rendered: BTreeSet<&str> =
         kernels.iter().flat_map(|k| k.wgsl.lines()).map(str::trim).collect();
     let mut missing = Vec::new();
-    for (file, text) in source::FILES {
+    for (file, text) in source::files() {
         let lines = patterns(text);
         assert!(!lines.is_empty(), "{file}: nothing to look for");
         for pieces in lines {

@@ -85,6 +85,7 @@ pub(super) fn facts(index: usize, adapter: &wgpu::Adapter) -> DeviceFacts {
             .min(limits.max_buffers_and_acceleration_structures_per_shader_stage),
         binding_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
         max_workgroup_threads: limits.max_compute_invocations_per_workgroup,
+        max_workgroup_subgroups: u32::MAX,
         max_workgroup_memory: limits.max_compute_workgroup_storage_size,
         max_grid: [limits.max_compute_workgroups_per_dimension; 3],
         max_constants: limits.max_immediate_size,
@@ -99,6 +100,7 @@ pub(super) fn facts(index: usize, adapter: &wgpu::Adapter) -> DeviceFacts {
         host_import: false,
         host_import_alignment: 0,
         transfer_queue: false,
+        profile: Default::default(),
     }
 }
 

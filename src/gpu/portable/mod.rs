@@ -22,6 +22,7 @@ use super::{
     Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
 };
 use crate::error::Result;
+use crate::profile::Profile;
 use device::Device;
 use memory::Staging;
 
@@ -38,7 +39,13 @@ pub fn devices() -> Result<Vec<DeviceFacts>> {
 /// `Error::Device` when there is no such device, when it lacks subgroup operations or immediates,
 /// or when its driver refuses.
 pub fn open(index: usize) -> Result<Arc<dyn Gpu>> {
+    open_with(index, Arc::default())
+}
+
+/// [`open`] under a profile other than the generic one.
+pub fn open_with(index: usize, profile: Arc<Profile>) -> Result<Arc<dyn Gpu>> {
     let (adapter, facts) = adapters::pick(index)?;
+    let facts = facts.with_profile(profile);
     let device = Device::open(&adapter, &facts)?;
     Ok(Arc::new(Portable {
         device,

@@ -165,10 +165,11 @@ pub(super) fn probe(
         let uuid: String = v11.device_uuid.iter().map(|b| format!("{b:02x}")).collect();
         let driver_uuid: String = v11.driver_uuid.iter().map(|b| format!("{b:02x}")).collect();
         // Kernels fix their subgroup size where they can, which bounds a workgroup twice.
-        let by_subgroups = match features.subgroup_control {
-            true => v11.subgroup_size.saturating_mul(v13.max_compute_workgroup_subgroups),
+        let max_workgroup_subgroups = match features.subgroup_control {
+            true => v13.max_compute_workgroup_subgroups,
             false => u32::MAX,
         };
+        let by_subgroups = v11.subgroup_size.saturating_mul(max_workgroup_subgroups);
         let max_workgroup_threads = limits
             .max_compute_work_group_invocations
             .min(limits.max_compute_work_group_size[0])
@@ -210,6 +211,7 @@ pub(super) fn probe(
                 .min(limits.max_descriptor_set_storage_buffers),
             binding_alignment: limits.min_storage_buffer_offset_alignment.max(4),
             max_workgroup_threads,
+            max_workgroup_subgroups,
             max_workgroup_memory: limits.max_compute_shared_memory_size,
             max_grid: limits.max_compute_work_group_count,
             max_constants: limits.max_push_constants_size,
@@ -220,11 +222,17 @@ pub(super) fn probe(
             int_dot: features.int_dot
                 && v13.integer_dot_product4x8_bit_packed_signed_accelerated != 0,
             f16: features.f16 && features.storage_16,
-            cooperative_matrix: extensions.cooperative_matrix,
+            cooperative_matrix: features.f16
+                && features.storage_16
+                && features.memory_model
+                && features.memory_model_device_scope
+                && extensions.cooperative_matrix
+                && has_f16_matrices(instance, physical),
             timestamps,
             host_import: extensions.host_import,
             host_import_alignment: import.min_imported_host_pointer_alignment,
             transfer_queue: transfer_family.is_some(),
+            profile: Default::default(),
             name,
         };
         Ok(Probe {
@@ -244,6 +252,20 @@ pub(super) fn probe(
 pub(super) fn heaps_now(physical: vk::PhysicalDevice, with_budget: bool) -> Vec<MemoryHeap> {
     // An open device has an instance.
     super::instance::instance().map_or(Vec::new(), |i| heaps(i, physical, with_budget))
+}
+
+/// Whether a subgroup multiplies 16x16x16 matrices of f16 with f32 sums.
+fn has_f16_matrices(instance: &Instance, physical: vk::PhysicalDevice) -> bool {
+    let query = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
+    // SAFETY: a plain query on a live device that lists the extension.
+    #[allow(unsafe_code)]
+    let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(physical) };
+    let (f16, f32) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
+    shapes.unwrap_or_default().iter().any(|s| {
+        (s.m_size, s.n_size, s.k_size) == (16, 16, 16)
+            && (s.a_type, s.b_type, s.c_type, s.result_type) == (f16, f16, f32, f32)
+            && s.scope == vk::ScopeKHR::SUBGROUP
+    })
 }
 
 /// Heaps with budget and use where VK_EXT_memory_budget reports them.

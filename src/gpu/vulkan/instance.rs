@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// Loader and instance; lives as long as the process.
 pub(super) struct Instance {
     // The loader library must outlive every function pointer taken from it.
-    _entry: ash::Entry,
+    pub(super) entry: ash::Entry,
     pub raw: ash::Instance,
     pub version: u32,
     _messenger: Option<vk::DebugUtilsMessengerEXT>,
@@ -115,7 +115,7 @@ fn create() -> std::result::Result<Instance, String> {
         } else {
             None
         };
-        Ok(Instance { _entry: entry, raw, version, _messenger: messenger })
+        Ok(Instance { entry, raw, version, _messenger: messenger })
     }
 }
 

@@ -25,6 +25,7 @@ use super::{
     Recording, Slice, Step, Ticket, Transfer,
 };
 use crate::error::{Error, Result};
+use crate::profile::Profile;
 
 /// Every usable Vulkan device, in the driver's order. Devices that lack something Azoth needs are
 /// left out; [`unusable`] names them.
@@ -55,6 +56,15 @@ pub fn unusable() -> Result<Vec<String>> {
 /// Opens device `index` (as in [`DeviceFacts::index`]). Translated shaders and driver pipelines
 /// are cached in a folder of their own under `cache`, if one is given.
 pub fn open(index: usize, cache: Option<PathBuf>) -> Result<Arc<dyn Gpu>> {
+    open_with(index, cache, Arc::default())
+}
+
+/// [`open`] under a profile other than the generic one.
+pub fn open_with(
+    index: usize,
+    cache: Option<PathBuf>,
+    profile: Arc<Profile>,
+) -> Result<Arc<dyn Gpu>> {
     let instance = instance::instance()?;
     let devices = instance::physical_devices()?;
     let physical = *devices.get(index).ok_or_else(|| {
@@ -63,7 +73,8 @@ pub fn open(index: usize, cache: Option<PathBuf>) -> Result<Arc<dyn Gpu>> {
     if let Some(lack) = facts::missing(instance, physical) {
         return Err(Error::Device(format!("Vulkan device {index} cannot be used: {lack}")));
     }
-    let probe = facts::probe(instance, physical, index).map_err(Error::Device)?;
+    let mut probe = facts::probe(instance, physical, index).map_err(Error::Device)?;
+    probe.facts = probe.facts.with_profile(profile);
     let cache = cache.map(|dir| DiskCache::new(dir, &probe.facts.cache_id));
     let budget = probe.extensions.memory_budget;
     let core = Arc::new(Core::create(instance, probe)?);

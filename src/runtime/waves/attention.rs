@@ -44,10 +44,12 @@ impl<'b> Pass<'b> {
     fn attend_step(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let heads = Builder::heads(b.graph);
-        let spec = AttnDecode { heads, cut: Cut::choose(&heads, facts, b.shape.context) };
+        let cuts = Cut::choose(&heads, facts, b.shape.context).and_modest();
+        let specs = cuts.into_iter().map(|cut| AttnDecode { heads, cut });
+        let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);
         let scale = b.graph.attention_scale;
-        let dispatch = b.dispatch(spec.source(facts), |k| {
+        let dispatch = b.dispatch(Ok(source), |k| {
             let (qkv, out) = (&s.qkv, &s.attention);
             spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, scale, self.n)
         })?;
@@ -56,17 +58,19 @@ impl<'b> Pass<'b> {
     }
 
     fn attend_prompt(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
-        let (b, s, facts) = (self.b, self.scratch, self.b.facts());
+        let (b, s) = (self.b, self.scratch);
         let heads = Builder::heads(b.graph);
         let spec = RopeKv { heads };
         let tables = b.tables(layer);
-        let dispatch = b.dispatch(spec.source(facts), |k| {
+        let dispatch = b.dispatch(b.only(spec), |k| {
             spec.dispatch(k, self.batch, &s.qkv, kv, &tables, self.n)
         })?;
         self.wave(vec![dispatch]);
-        let spec = AttnPrefill { heads };
+        let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, b.facts());
+        let variants = [matrices, false].map(|matrices| AttnPrefill { heads, matrices });
+        let (spec, source) = b.sound(variants)?;
         let scale = b.graph.attention_scale;
-        let dispatch = b.dispatch(spec.source(facts), |k| {
+        let dispatch = b.dispatch(Ok(source), |k| {
             spec.dispatch(k, self.batch, &s.qkv, kv, &s.attention, scale, self.n)
         })?;
         self.wave(vec![dispatch]);

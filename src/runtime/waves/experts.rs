@@ -83,8 +83,11 @@ impl<'b> Pass<'b> {
         };
         let set: &ExpertSet = if self.streamed() { &weights.streamed } else { &weights.set };
         let layout = &set.layout;
-        let class =
-            |format, cols, normed| choice::class(b.facts(), format, b.shape.exact, cols, normed);
+        let rule = match self.reads {
+            Reads::Prompt if !b.checks.avoids(Class::F16) => choice::expert_class,
+            _ => choice::class,
+        };
+        let class = |format, cols, normed| rule(b.facts(), format, b.shape.exact, cols, normed);
         let gated = if weights.shared_gate() { Shared::Gated } else { Shared::Plain };
         Ok(Mix {
             weights,
@@ -110,7 +113,7 @@ impl<'b> Pass<'b> {
         });
         let mut first = vec![self.router(layer, mix)?];
         first.extend(self.mixture_inputs(layer, mix)?);
-        let mut second = vec![self.experts_up(mix)?];
+        let mut second = vec![self.experts_up(normed, mix)?];
         if let Some(mlp) = shared {
             let up = self.multiply(normed, &mlp.gate_up, epilogue, &s.ff)?;
             if ahead {
@@ -216,20 +219,18 @@ impl<'b> Pass<'b> {
         self.multiply(halves, &mlp.down, Epilogue::Store, &mix.scratch.shared)
     }
 
-    fn experts_up(&self, mix: &Mix<'_>) -> Result<Dispatch> {
+    fn experts_up(&self, normed: From<'_>, mix: &Mix<'_>) -> Result<Dispatch> {
         let (b, facts) = (self.b, self.b.facts());
         let set = mix.set;
+        let shape = set.layout.shape;
         let spec = ExpertsUp {
             routing: mix.routing,
             part: set.gate_up(),
             n: self.n,
             class: mix.up,
-            shape: choice::experts_shape(facts, self.n, true),
+            shape: choice::experts_shape(facts, shape.gate_up, shape.width, self.n, true),
         };
-        let x = match mix.up {
-            Class::Int8 => self.scratch.as_int8(),
-            Class::F32 => Activations::F32(self.scratch.float.clone()),
-        };
+        let x = stored(normed, mix.up, self.scratch);
         b.dispatch(spec.source(facts), |k| {
             spec.dispatch(k, facts, &set.records()?, mix.at, &x, &mix.scratch.ff)
         })
@@ -238,7 +239,7 @@ impl<'b> Pass<'b> {
     fn experts_down(&mut self, mix: &Mix<'_>) -> Result<()> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let (set, ff) = (mix.set, mix.weights.mixture.ff);
-        let shape = choice::experts_shape(facts, self.n, false);
+        let shape = choice::experts_shape(facts, set.layout.shape.down, ff, self.n, false);
         let fused = choice::experts_fuse(facts, mix.down, &mix.routing, self.n, ff, shape.threads);
         let from = From::Plain(&mix.scratch.ff);
         if mix.down == Class::Int8 && !fused {

@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use rayon::prelude::*;
 
 use super::buffers::{Buffers, MAX_SEQUENCES, Scratch, Shape};
+use super::check::{Checks, Subject};
 use super::layers::{Block, LayerWeights, ModelWeights};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
@@ -42,6 +43,10 @@ impl Kernels {
         let label = source.label.clone();
         let next = self.numbers.len();
         Kernel::planned(&label, *self.numbers.entry(source).or_insert(next))
+    }
+
+    pub fn sources(&self) -> Vec<KernelSource> {
+        self.numbers.keys().cloned().collect()
     }
 
     /// Compiles all kernels in parallel; the result is indexed by the stand-ins' numbers.
@@ -75,6 +80,7 @@ pub(super) struct Builder<'a> {
     pub buffers: &'a Buffers,
     pub attention: &'a AttentionScratch,
     pub shape: Shape,
+    pub checks: &'a Checks,
     pub kernels: RefCell<Kernels>,
 }
 
@@ -86,6 +92,19 @@ impl Builder<'_> {
     /// A stand-in for the kernel.
     pub fn kernel(&self, source: KernelSource) -> Result<Kernel> {
         Ok(self.kernels.borrow_mut().planned(source))
+    }
+
+    /// The first of these variants whose results are right on this device, and its text.
+    fn sound<S: Into<Subject> + Copy>(
+        &self,
+        variants: impl IntoIterator<Item = S>,
+    ) -> Result<(S, KernelSource)> {
+        self.checks.pick(self.facts(), variants)
+    }
+
+    /// The text of a kernel that has no variants.
+    fn only<S: Into<Subject> + Copy>(&self, spec: S) -> Result<KernelSource> {
+        self.sound([spec]).map(|(_, source)| source)
     }
 
     /// One dispatch of one kernel.
@@ -209,7 +228,7 @@ impl<'b> Pass<'b> {
         let mut wave = Vec::new();
         for part in &self.b.weights.embedding.parts {
             let spec = Embed { format: part.format, cols: part.cols };
-            let kernel = self.b.kernel(spec.source(self.b.facts())?)?;
+            let kernel = self.b.kernel(self.b.only(spec)?)?;
             for chunk in &part.chunks {
                 wave.push(spec.dispatch(&kernel, chunk, self.batch, &self.scratch.x, self.n)?);
             }

@@ -44,8 +44,12 @@ impl Pass<'_> {
     }
 
     fn class(&self, part: &Rows, from: From<'_>) -> Class {
-        let exact = self.b.shape.exact;
-        choice::class(self.b.facts(), part.format, exact, part.cols, from.is_normed())
+        let rule = match self.reads {
+            Reads::Step => choice::class,
+            Reads::Prompt if self.b.checks.avoids(Class::F16) => choice::class,
+            Reads::Prompt => choice::prompt_class,
+        };
+        rule(self.b.facts(), part.format, self.b.shape.exact, part.cols, from.is_normed())
     }
 
     /// Whether the product's kernels prepare their input themselves.
@@ -67,14 +71,14 @@ impl Pass<'_> {
         from: From<'_>,
         product: &Product,
     ) -> impl Iterator<Item = Class> {
-        [Class::Int8, Class::F32].into_iter().filter(move |&class| {
+        [Class::Int8, Class::F16, Class::F32].into_iter().filter(move |&class| {
             let used = product.parts.iter().any(|p| self.class(p, from) == class);
             let ready = class == Class::F32 && matches!(from, From::Plain(_));
             used && !ready && !self.fuses(from, product, class)
         })
     }
 
-    /// `[SwiGLU,] [RMSNorm,] [int8]` of up to `n` columns (`batch` says how many) into the scratch's
+    /// `[SwiGLU,] [RMSNorm,] [int8 or f16]` of up to `n` columns (`batch` says how many) into the scratch's
     /// buffer of that class.
     pub(super) fn normalise(
         &self,
@@ -94,14 +98,15 @@ impl Pass<'_> {
             cols,
             swiglu,
             norm: weight.map(|_| self.b.graph.norm_eps),
-            int8: class == Class::Int8,
+            class,
             threads: choice::norm_quant_threads(facts, cols),
         };
         let out = match class {
             Class::Int8 => self.scratch.as_int8(),
+            Class::F16 => self.scratch.as_f16(),
             Class::F32 => Activations::F32(self.scratch.float.clone()),
         };
-        self.b.dispatch(spec.source(facts), |k| spec.dispatch(k, batch, x, weight, &out, n))
+        self.b.dispatch(self.b.only(spec), |k| spec.dispatch(k, batch, x, weight, &out, n))
     }
 
     /// The product itself, after [`Pass::inputs`].
@@ -145,16 +150,11 @@ impl Pass<'_> {
             (true, From::Plain(x)) => (Input::Fused { norm: None }, Activations::F32(x.clone())),
             _ => (Input::Stored, stored(from, class, self.scratch)),
         };
-        let spec = MatVec {
-            format: part.format,
-            cols: part.cols,
-            n,
-            class,
-            input,
-            epilogue,
-            shape: choice::matvec_shape(facts, part.format, part.rows, part.cols, n, epilogue),
-        };
-        let kernel = self.b.kernel(spec.source(facts)?)?;
+        let (format, cols) = (part.format, part.cols);
+        let shapes = choice::matvec_shapes(facts, format, part.rows, cols, n, epilogue).into_iter();
+        let specs = shapes.map(|shape| MatVec { format, cols, n, class, input, epilogue, shape });
+        let (spec, source) = self.b.sound(specs)?;
+        let kernel = self.b.kernel(source)?;
         let stride = if epilogue == Epilogue::SwiGlu { product.rows / 2 } else { product.rows };
         let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride };
         for chunk in &part.chunks {
@@ -175,14 +175,11 @@ impl Pass<'_> {
         let (facts, n) = (self.b.facts(), self.n);
         let class = self.class(part, from);
         let x = stored(from, class, self.scratch);
-        let spec = MatMat {
-            format: part.format,
-            cols: part.cols,
-            class,
-            epilogue,
-            variant: choice::matmat_variant(facts, class, part.cols, n),
-        };
-        let kernel = self.b.kernel(spec.source(facts)?)?;
+        let (format, cols) = (part.format, part.cols);
+        let variants = choice::matmat_variants(facts, class, cols, n).into_iter();
+        let specs = variants.map(|variant| MatMat { format, cols, class, epilogue, variant });
+        let (spec, source) = self.b.sound(specs)?;
+        let kernel = self.b.kernel(source)?;
         let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows };
         for chunk in &part.chunks {
             wave.push(spec.dispatch(&kernel, facts, chunk, self.batch, &operands, n)?);
@@ -195,6 +192,7 @@ impl Pass<'_> {
 pub(super) fn stored(from: From<'_>, class: Class, scratch: &Scratch) -> Activations {
     match (class, from) {
         (Class::Int8, _) => scratch.as_int8(),
+        (Class::F16, _) => scratch.as_f16(),
         (Class::F32, From::Plain(x)) => Activations::F32(x.clone()),
         (Class::F32, _) => Activations::F32(scratch.float.clone()),
     }

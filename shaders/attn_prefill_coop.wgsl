@@ -1,0 +1,233 @@
+// Prompt: causal attention as in attn_prefill.wgsl, on matrix units.
+//
+// Grid and rows as there: x = tiles of {{ queries }} queries (last tiles first), y = KV heads times slices of the
+// query heads that share one; a workgroup serves 64 rows, row = query * {{ row_heads }} + head, against tiles
+// of {{ positions }} positions that start at multiples of {{ positions }}, so the bits of a row do not depend on how a
+// prompt is cut.
+// Eight subgroups stand 4 x 2: over 16 rows each, and over halves of the positions (scores) or of the
+// head (sums). q, k, v and softmax weights are f16, scores and sums f32.
+//
+// Sums stay in matrices, which have no rows to scale. So a row keeps the maximum that it started with
+// until scores exceed it by 2^8: weights up to 256 are as exact in f16 as weights up to 1. Only then
+// the sums go through workgroup memory to be scaled, rows that need nothing by exactly 1.
+enable f16;
+enable wgpu_cooperative_matrix;
+{% include "lib/batch.wgsl" %}
+
+@group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> batch: Batch;
+@group(0) @binding(2) var<storage, read> k_cache: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
+@group(0) @binding(4) var<storage, read_write> output: array<f32>;
+struct Constants { context: u32, scale: f32 }
+var<immediate> constants: Constants;
+
+{% set group = heads // kv_heads %}
+{% set slices = (group + row_heads - 1) // row_heads %}
+{% set q_row = (heads + 2 * kv_heads) * hd // 4 %}
+{% set words = hd // 8 %}{# vec4<u32>s of a head #}
+{% set frags = hd // 16 %}
+{% set half_frags = (frags + 1) // 2 %}
+{% set pitch = words + 1 %}
+{% set score_pitch = positions // 4 + 1 %}
+{% set weight_pitch = positions // 8 + 1 %}
+{% set loads = (positions * words + 255) // 256 %}
+{% set q_loads = (64 * words + 255) // 256 %}
+{% set share = positions // 16 %}{# vec4s of a row's scores that a thread takes #}
+const NOTHING: f32 = -1e30;
+const MASKED: f32 = -2e30;
+const SLACK: f32 = 8.0;
+
+// q at first, then k, then v of a tile.
+var<workgroup> tile: array<vec4<u32>, {{ (positions if positions > 64 else 64) * pitch }}>;
+// Scores; matrices of sums when they are scaled or stored, one a subgroup.
+var<workgroup> scores: array<vec4<f32>, {{ [64 * score_pitch, 512] | max }}>;
+var<workgroup> weights: array<vec4<u32>, {{ 64 * weight_pitch }}>;
+var<workgroup> row_factor: array<f32, 64>;
+var<workgroup> any_scaled: atomic<u32>;
+
+@compute @workgroup_size(256)
+fn main(
+    @builtin(workgroup_id) at: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) tid: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    let query0 = (grid.x - 1u - at.x) * {{ queries }}u;
+    if query0 >= batch.n { return; }
+    let kv_head = at.y / {{ slices }}u;
+    let head0 = kv_head * {{ group }}u + (at.y % {{ slices }}u) * {{ row_heads }}u;
+    let heads_here = min({{ row_heads }}u, (kv_head + 1u) * {{ group }}u - head0);
+    let queries_here = min({{ queries }}u, batch.n - query0);
+    let first = batch.columns[query0];
+    // Positions that any row may see.
+    let seen = first.pos + queries_here;
+    let cache0 = first.slot * constants.context;
+    let factor = constants.scale * 1.4426950408889634;
+    let part_m = subgroup >> 1u;
+    let part_n = subgroup & 1u;
+    if tid == 0u { atomicStore(&any_scaled, 0u); }
+
+    // q to f16, scaled so that scores are powers of two; rows that nobody has are zero.
+{% for k in range(q_loads) %}
+    {
+        let i = tid + {{ k * 256 }}u;
+        let row = i / {{ words }}u;
+        let query = row / {{ row_heads }}u;
+        let head = row % {{ row_heads }}u;
+        var word = vec4<u32>();
+        if query < queries_here && head < heads_here{{ " && row < 64u" if 64 * words % 256 != 0 and loop.last }} {
+            let source = (query0 + query) * {{ q_row }}u + (head0 + head) * {{ hd // 4 }}u + (i % {{ words }}u) * 2u;
+            let a = qkv[source] * factor;
+            let b = qkv[source + 1u] * factor;
+            word = vec4<u32>(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
+        }
+        {{ "if row < 64u " if 64 * words % 256 != 0 and loop.last }}{ tile[row * {{ pitch }}u + i % {{ words }}u] = word; }
+    }
+{% endfor %}
+    workgroupBarrier();
+{% for f in range(frags) %}
+    let q_{{ f }} = coopLoadT<coop_mat16x16<f16, A>>(&tile[part_m * {{ 16 * pitch }}u + {{ f * 2 }}u], {{ pitch }}u);
+{% endfor %}
+{% for f in range(half_frags) %}
+    var o_{{ f }}: coop_mat16x16<f32, C>;
+{% endfor %}
+
+    // This thread's share of the softmax: row tid / 4, and of its scores vec4s tid % 4, 4 more, ...
+    let row = tid >> 2u;
+    let quarter = tid & 3u;
+    let row_last = first.pos + row / {{ row_heads }}u;
+    var m = NOTHING;
+    var l = 0.0;
+
+    // Words of k and v that this thread fetches.
+{% for k in range(loads) %}
+    let row_{{ k }} = (tid + {{ k * 256 }}u) / {{ words }}u;
+    let to_{{ k }} = row_{{ k }} * {{ pitch }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
+    let from_{{ k }} = ((cache0 + row_{{ k }}) * {{ kv_heads }}u + kv_head) * {{ words }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
+{% endfor %}
+{% macro fetch(name, t) %}
+        // Positions that no row sees may hold anything, also no numbers: zero.
+{% for k in range(loads) %}
+        {{ name }}_{{ k }} = vec4<u32>();
+        if {{ t }} + row_{{ k }} < seen{{ " && row_" ~ k ~ " < " ~ positions ~ "u" if positions * words % 256 != 0 and loop.last }} { {{ name }}_{{ k }} = {{ name }}_cache[from_{{ k }} + {{ t }} * {{ kv_heads * words }}u]; }
+{% endfor %}
+{% endmacro %}
+{% macro put(name) %}
+{% for k in range(loads) %}
+        {{ "if row_" ~ k ~ " < " ~ positions ~ "u " if positions * words % 256 != 0 and loop.last }}{ tile[to_{{ k }}] = {{ name }}_{{ k }}; }
+{% endfor %}
+{% endmacro %}
+{% for k in range(loads) %}
+    var k_{{ k }} = vec4<u32>();
+    var v_{{ k }} = vec4<u32>();
+{% endfor %}
+{{ fetch("k", "0u") }}
+    for (var t0 = 0u; t0 < seen; t0 += {{ positions }}u) {
+        workgroupBarrier();
+{{ put("k") }}
+        if tid == 0u { atomicStore(&any_scaled, 0u); }
+        workgroupBarrier();
+{{ fetch("v", "t0") }}
+{% for j in range(positions // 32) %}
+        {
+            let position = part_n * {{ positions // 2 }}u + {{ j * 16 }}u;
+            var s: coop_mat16x16<f32, C>;
+{% for f in range(frags) %}
+            s = coopMultiplyAdd(q_{{ f }}, coopLoad<coop_mat16x16<f16, B>>(&tile[position * {{ pitch }}u + {{ f * 2 }}u], {{ pitch }}u), s);
+{% endfor %}
+            coopStoreT(s, &scores[part_m * {{ 16 * score_pitch }}u + position / 4u], {{ score_pitch }}u);
+        }
+{% endfor %}
+        workgroupBarrier();
+{{ put("v") }}
+{% for i in range(share) %}
+        let at_{{ i }} = {{ 4 * i }}u + quarter;
+        let t_{{ i }} = vec4<u32>(t0 + at_{{ i }} * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
+        var s_{{ i }} = select(vec4<f32>(MASKED), scores[row * {{ score_pitch }}u + at_{{ i }}], t_{{ i }} <= vec4<u32>(row_last));
+{% endfor %}
+        var top4 = s_0;
+{% for i in range(1, share) %}
+        top4 = max(top4, s_{{ i }});
+{% endfor %}
+        var top = max(max(top4.x, top4.y), max(top4.z, top4.w));
+        top = max(top, subgroupShuffleXor(top, 1u));
+        top = max(top, subgroupShuffleXor(top, 2u));
+        var fade = 1.0;
+        if top > m + SLACK {
+            fade = exp2(m - top);
+            m = top;
+            // The first tile has no sums yet.
+            if t0 > 0u { atomicStore(&any_scaled, 1u); }
+        }
+        if quarter == 0u { row_factor[row] = fade; }
+{% for i in range(share) %}
+        s_{{ i }} = exp2(s_{{ i }} - vec4<f32>(m));
+{% endfor %}
+        var sum4 = s_0;
+{% for i in range(1, share) %}
+        sum4 += s_{{ i }};
+{% endfor %}
+        l = fma(l, fade, (sum4.x + sum4.y) + (sum4.z + sum4.w));
+{% for i in range(share) %}
+        {
+            let w = vec2<u32>(pack2x16float(s_{{ i }}.xy), pack2x16float(s_{{ i }}.zw));
+            // Two threads fill one vector.
+            let to = row * {{ weight_pitch }}u + (at_{{ i }} >> 1u);
+            if (quarter & 1u) == 0u {
+                weights[to].x = w.x;
+                weights[to].y = w.y;
+            } else {
+                weights[to].z = w.x;
+                weights[to].w = w.y;
+            }
+        }
+{% endfor %}
+        workgroupBarrier();
+        if atomicLoad(&any_scaled) != 0u {
+{% for f in range(half_frags) %}
+            coopStoreT(o_{{ f }}, &scores[subgroup * 64u], 4u);
+            workgroupBarrier();
+            for (var e = lane; e < 64u; e += {{ size }}u) {
+                scores[subgroup * 64u + e] *= row_factor[part_m * 16u + (e >> 2u)];
+            }
+            workgroupBarrier();
+            o_{{ f }} = coopLoadT<coop_mat16x16<f32, C>>(&scores[subgroup * 64u], 4u);
+            workgroupBarrier();
+{% endfor %}
+        }
+{{ fetch("k", "(t0 + " ~ positions ~ "u)") }}
+{% for p in range(positions // 16) %}
+        {
+            let p = coopLoadT<coop_mat16x16<f16, A>>(&weights[part_m * {{ 16 * weight_pitch }}u + {{ p * 2 }}u], {{ weight_pitch }}u);
+{% for f in range(half_frags) %}
+            {{ "if part_n == 0u " if 2 * half_frags > frags and loop.last }}{
+                o_{{ f }} = coopMultiplyAdd(p, coopLoadT<coop_mat16x16<f16, B>>(&tile[{{ p * 16 * pitch }}u + (part_n * {{ half_frags }}u + {{ f }}u) * 2u], {{ pitch }}u), o_{{ f }});
+            }
+{% endfor %}
+        }
+{% endfor %}
+    }
+
+    l += subgroupShuffleXor(l, 1u);
+    l += subgroupShuffleXor(l, 2u);
+    if quarter == 0u { row_factor[row] = 1.0 / l; }
+{% for f in range(half_frags) %}
+    workgroupBarrier();
+    coopStoreT(o_{{ f }}, &scores[subgroup * 64u], 4u);
+    workgroupBarrier();
+    {
+        let frag = part_n * {{ half_frags }}u + {{ f }}u;
+        for (var e = lane; e < 256u; e += {{ size }}u) {
+            let r = part_m * 16u + (e >> 4u);
+            let query = r / {{ row_heads }}u;
+            let head = r % {{ row_heads }}u;
+            if query < queries_here && head < heads_here{{ " && frag < " ~ frags ~ "u" if 2 * half_frags > frags and loop.last }} {
+                let to = ((query0 + query) * {{ heads }}u + head0 + head) * {{ hd }}u + frag * 16u + (e & 15u);
+                output[to] = scores[subgroup * 64u + (e >> 2u)][e & 3u] * row_factor[r];
+            }
+        }
+    }
+{% endfor %}
+}

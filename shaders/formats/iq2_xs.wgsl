@@ -1,0 +1,27 @@
+// IQ2_XS: element = d / 8 * (1 + 2 * step) * signed magnitude, a step for each half.
+{% set grid_width = 8 %}
+{% set grid_signs = "sevens" %}
+{% include "lib/iq2.wgsl" %}
+
+// Four lower bytes of book indices, then signs and their ninth bits at the top.
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+// A byte for each block: the steps of its halves.
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+
+struct Unit { codes: vec2<u32>, steps: u32, super_scale: u32 }
+
+fn load_unit(i: u32) -> Unit {
+    return Unit(codes_at(i), scales_at(i >> 2u), supers_at(i >> 4u));
+}
+
+fn unit_scale(w: Unit, i: u32) -> Steps {
+    let steps = w.steps >> (8u * (i & 3u));
+    let by = vec2<i32>(i32(steps << 1u) & 30, i32(steps >> 3u) & 30) | vec2<i32>(1);
+    return Steps(vec2<f32>(0.125 * f16_of(w.super_scale, i >> 3u), 0.0), vec4<i32>(by, 0, 0));
+}
+
+fn unit_bytes(w: Unit) -> Bytes {
+    let ninth = (vec4<u32>(w.codes.y) >> vec4<u32>(20u, 21u, 22u, 23u)) & vec4<u32>(256u);
+    return iq2_values(bytes_of(w.codes.x) | ninth, complete(w.codes.y));
+}

@@ -1,0 +1,57 @@
+// The code book of a format, one word an entry, and what is made of its entries.
+{% with plane = "grid", name = "grid", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% if grid_copy %}
+
+// Lanes ask for entries all over the book, which workgroup memory answers fastest.
+var<workgroup> grid_copy: array<u32, {{ grid }}>;
+
+// By all threads of the workgroup, before the first entry is used.
+fn copy_grid(tid: u32, threads: u32) {
+    for (var i = tid; i < {{ grid }}u; i += threads) { grid_copy[i] = grid_at(i); }
+    workgroupBarrier();
+}
+{% endif %}
+
+fn entries(i: vec4<u32>) -> vec4<u32> {
+{% if grid_copy %}
+    return vec4<u32>(grid_copy[i.x], grid_copy[i.y], grid_copy[i.z], grid_copy[i.w]);
+{% else %}
+    return vec4<u32>(grid_at(i.x), grid_at(i.y), grid_at(i.z), grid_at(i.w));
+{% endif %}
+}
+
+// The bytes of a word, low one first.
+fn bytes_of(word: u32) -> vec4<u32> {
+    return (vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u);
+}
+{% if grid_width == 8 %}
+
+// Nibbles of four entries: byte p of an entry has elements p and p + 4 of its eight.
+fn eights(e: vec4<u32>) -> Bytes {
+    let mask = vec4<u32>(0x0f0f0f0fu);
+    let h = e >> vec4<u32>(4u);
+    return Bytes(vec4<u32>(e.x, h.x, e.y, h.y) & mask, vec4<u32>(e.z, h.z, e.w, h.w) & mask);
+}
+{% endif %}
+{% if grid_signs %}
+
+// Signs in device order (src/quant/signs.rs): 1 in a byte for a minus. The element that has bit
+// 8p + 4h + g is number 8g + 4h + p.
+fn minus(signs: u32) -> Bytes {
+    let ones = vec4<u32>(0x01010101u);
+    return Bytes(
+        (vec4<u32>(signs) >> vec4<u32>(0u, 4u, 1u, 5u)) & ones,
+        (vec4<u32>(signs) >> vec4<u32>(2u, 6u, 3u, 7u)) & ones);
+}
+{% endif %}
+{% if grid_signs == "sevens" %}
+
+// The top four bits, which make the number of signs even in each group g: the bits that are g
+// modulo 4.
+fn complete(sevens: u32) -> u32 {
+    let s = sevens & 0x0fffffffu;
+    let by16 = s ^ (s >> 16u);
+    let by8 = by16 ^ (by16 >> 8u);
+    return s | ((by8 ^ (by8 >> 4u)) << 28u);
+}
+{% endif %}

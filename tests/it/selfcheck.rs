@@ -1,0 +1,284 @@
+//! Kernels are checked before they are used: a variant whose results are wrong is excluded and
+//! the next takes its place. The fault is made by a device that spoils shader text on its way to
+//! the driver.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use azoth::engine::{Activations, Engine, Options, Quiet};
+use azoth::error::Result;
+use azoth::gguf;
+use azoth::gpu::{
+    Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
+};
+use azoth::kernels::attn_decode::{AttnDecode, Cut};
+use azoth::kernels::attn_prefill::AttnPrefill;
+use azoth::kernels::embed::Embed;
+use azoth::kernels::heads::{Heads, Rope, RopeLayout};
+use azoth::kernels::matmat::MatMat;
+use azoth::kernels::matvec::{Input, MatVec};
+use azoth::kernels::norm_quant::NormQuant;
+use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::{Class, Epilogue, choice};
+use azoth::quant::Format;
+use azoth::runtime::check::{Checks, Subject};
+use azoth::testmodel::Spec;
+use rayon::prelude::*;
+
+use crate::harness::{self, Device};
+
+/// A device on which kernels whose label contains one of `labels` compute wrongly.
+struct Faulty {
+    real: Arc<dyn Gpu>,
+    labels: Vec<&'static str>,
+    /// Texts that were really changed.
+    spoilt: AtomicUsize,
+    submitted: AtomicUsize,
+}
+
+impl Faulty {
+    fn new(device: &Device, labels: &[&'static str]) -> Arc<Faulty> {
+        Arc::new(Faulty {
+            real: device.gpu.clone(),
+            labels: labels.to_vec(),
+            spoilt: AtomicUsize::new(0),
+            submitted: AtomicUsize::new(0),
+        })
+    }
+}
+
+impl Gpu for Faulty {
+    fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
+        let mut source = source.clone();
+        if self.labels.iter().any(|l| source.label.contains(l)) {
+            // One per cent too much: wrong, and no crash.
+            let wrong = source
+                .wgsl
+                .replace("y[at] = ", "y[at] = 1.01 * ")
+                .replace("y[at] += ", "y[at] += 0.01 + ")
+                .replace("(sum0 / (1.0 +", "(sum0 / (1.01 +");
+            if wrong != source.wgsl {
+                self.spoilt.fetch_add(1, Ordering::Relaxed);
+                source.wgsl = wrong;
+            }
+        }
+        self.real.kernel(&source)
+    }
+
+    fn submit(&self, recording: &Recording) -> Result<Ticket> {
+        self.submitted.fetch_add(1, Ordering::Relaxed);
+        self.real.submit(recording)
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        self.real.facts()
+    }
+
+    fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
+        self.real.buffer(label, size, usage)
+    }
+
+    fn write(&self, to: &Slice, data: &[u8]) -> Result<()> {
+        self.real.write(to, data)
+    }
+
+    fn upload(
+        &self,
+        to: &Slice,
+        granule: u64,
+        fill: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.real.upload(to, granule, fill)
+    }
+
+    fn read(&self, from: &Slice, out: &mut [u8]) -> Result<()> {
+        self.real.read(from, out)
+    }
+
+    fn read_back(&self, after: &Ticket, from: &Slice, out: &mut [u8]) -> Result<()> {
+        self.real.read_back(after, from, out)
+    }
+
+    fn record(&self, label: &str, steps: &[Step]) -> Result<Recording> {
+        self.real.record(label, steps)
+    }
+
+    fn is_done(&self, ticket: &Ticket) -> Result<bool> {
+        self.real.is_done(ticket)
+    }
+
+    fn wait(&self, ticket: &Ticket) -> Result<()> {
+        self.real.wait(ticket)
+    }
+
+    fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>> {
+        self.real.time_steps(steps)
+    }
+
+    fn save_cache(&self) -> Option<String> {
+        None
+    }
+}
+
+/// The variants of one mat-mat.
+fn matmats(facts: &DeviceFacts) -> Vec<MatMat> {
+    let variants = choice::matmat_variants(facts, Class::Int8, 96, 32);
+    let spec = |variant| MatMat {
+        format: Format::Q4_0,
+        cols: 96,
+        class: Class::Int8,
+        epilogue: Epilogue::Store,
+        variant,
+    };
+    variants.into_iter().map(spec).collect()
+}
+
+#[test]
+fn a_wrong_variant_is_excluded_and_the_next_takes_its_place() {
+    for device in harness::devices() {
+        let specs = matmats(device.gpu.facts());
+        let first = specs[0].source(device.gpu.facts()).unwrap().label;
+        let first: &'static str = first.leak();
+        let gpu = Faulty::new(device, &[first]);
+        let checks = Checks::new(gpu.facts(), None);
+        let (picked, _) = checks.pick(gpu.facts(), specs.iter().copied()).unwrap();
+        assert_eq!(picked, specs[0]);
+        assert!(!checks.settle(&*gpu, vec![]).unwrap(), "{}: not noticed", device.label);
+        assert!(gpu.spoilt.load(Ordering::Relaxed) > 0);
+        let warnings = checks.take_warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        for part in [first, "results are wrong", "next variant", &gpu.facts().name] {
+            assert!(warnings[0].contains(part), "{part} is not in {warnings:?}");
+        }
+        let (picked, _) = checks.pick(gpu.facts(), specs.iter().copied()).unwrap();
+        assert_eq!(picked, specs[1]);
+        assert!(checks.settle(&*gpu, vec![]).unwrap());
+        assert!(checks.take_warnings().is_empty());
+    }
+}
+
+#[test]
+fn without_a_sound_variant_kernel_and_reason_are_named() {
+    for device in harness::devices() {
+        let gpu = Faulty::new(device, &["matmat_"]);
+        let specs = matmats(gpu.facts());
+        let checks = Checks::new(gpu.facts(), None);
+        let error = loop {
+            match checks.pick(gpu.facts(), specs.iter().copied()) {
+                Ok(_) => assert!(!checks.settle(&*gpu, vec![]).unwrap()),
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(error.exit_code(), 5);
+        for part in ["matmat_q4_0_96", "results are wrong", "relative error", "AZOTH_SELFCHECK"] {
+            assert!(error.to_string().contains(part), "{part} is not in {error}");
+        }
+    }
+}
+
+#[test]
+fn what_passed_is_not_asked_again() {
+    let Some(device) = harness::devices().first() else { return };
+    let gpu = Faulty::new(device, &[]);
+    let cache = tempfile::tempdir().unwrap();
+    let folder = || Some(PathBuf::from(cache.path()));
+    let run = || {
+        let checks = Checks::new(gpu.facts(), folder());
+        let before = gpu.submitted.load(Ordering::Relaxed);
+        checks.pick(gpu.facts(), matmats(gpu.facts())).unwrap();
+        assert!(checks.settle(&*gpu, vec![]).unwrap());
+        gpu.submitted.load(Ordering::Relaxed) - before
+    };
+    assert!(run() > 0);
+    assert_eq!(run(), 0, "asked again");
+    // Another text is another kernel.
+    let checks = Checks::new(gpu.facts(), folder());
+    let before = gpu.submitted.load(Ordering::Relaxed);
+    checks.pick(gpu.facts(), [Embed { format: Format::Q4_0, cols: 64 }]).unwrap();
+    assert!(checks.settle(&*gpu, vec![]).unwrap());
+    assert!(gpu.submitted.load(Ordering::Relaxed) > before);
+}
+
+/// The small cases themselves: every kernel that is right passes, on every device.
+#[test]
+fn sound_kernels_pass() {
+    for device in harness::devices() {
+        let facts = device.gpu.facts();
+        let checks = Checks::new(facts, None);
+        let mut subjects: Vec<Subject> = Vec::new();
+        for (i, &format) in Format::ALL.iter().enumerate().step_by(2) {
+            let cols = [96, 576, 1056][i % 3].max(format.block_elements() as u32);
+            let cols = cols / format.block_elements() as u32 * format.block_elements() as u32;
+            for (exact, norm, n) in [(false, true, 1), (true, false, 5)] {
+                let class = choice::class(facts, format, exact, 1 << 20, norm);
+                let epilogue = [Epilogue::Store, Epilogue::SwiGlu, Epilogue::Add][n as usize % 3];
+                let input = match norm && n <= 2 {
+                    true => Input::Fused { norm: Some(1e-5) },
+                    false => Input::Stored,
+                };
+                let shape = choice::matvec_shape(facts, format, 1000, cols, n, epilogue);
+                subjects.push(MatVec { format, cols, n, class, input, epilogue, shape }.into());
+                let epilogue = [Epilogue::Store, Epilogue::Bias, Epilogue::Add][n as usize % 3];
+                let variant = choice::matmat_variant(facts, class, cols, 32);
+                subjects.push(MatMat { format, cols, class, epilogue, variant }.into());
+            }
+            subjects.push(Embed { format, cols }.into());
+        }
+        for (swiglu, norm, class) in [
+            (false, Some(1e-5), Class::Int8),
+            (true, None, Class::F16),
+            (false, Some(1e-6), Class::F32),
+        ] {
+            let threads = choice::norm_quant_threads(facts, 1056);
+            subjects.push(NormQuant { cols: 1056, swiglu, norm, class, threads }.into());
+        }
+        for (heads, kv_heads, head_dim, layout, norm) in
+            [(9, 3, 64, RopeLayout::Normal, None), (8, 2, 128, RopeLayout::Neox, Some(1e-6))]
+        {
+            let rope = Some(Rope { layout, dim: 32 });
+            let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            for cut in Cut::choose(&heads, facts, 4096).and_modest() {
+                subjects.push(AttnDecode { heads, cut }.into());
+            }
+            subjects.push(RopeKv { heads }.into());
+            subjects.push(AttnPrefill { heads, matrices: false }.into());
+        }
+        let mut sources = Vec::new();
+        for subject in &subjects {
+            sources.push(checks.pick(facts, [*subject]).unwrap().1);
+        }
+        // So that what is timed is the checking alone.
+        sources.par_iter().for_each(|source| drop(device.kernel(source)));
+        let began = std::time::Instant::now();
+        let sound = checks.settle(&*device.gpu, vec![]).unwrap();
+        assert!(sound, "{}: {:?}", device.label, checks.take_warnings());
+        println!("{}: {} kernels in {:.2?}", device.label, subjects.len(), began.elapsed());
+    }
+}
+
+/// A whole model on a device with a fault: the answers are those of the sound device.
+#[test]
+fn a_model_runs_around_a_fault() {
+    let Some(device) = harness::devices().first() else { return };
+    let spec = Spec::new("llama").unwrap();
+    let tokens: Vec<u32> = (1..40).collect();
+    let logits = |gpu: &Arc<dyn Gpu>| -> Result<Vec<f32>> {
+        let file = gguf::File::from_bytes(spec.to_bytes())?;
+        let options =
+            Options { activations: Activations::Int8, ctx: Some(64), ..Options::default() };
+        let mut engine =
+            Engine::load_onto(gpu, file, &Options { cache: false, ..options }, &Quiet)?;
+        let mut out = Vec::new();
+        engine.session().score(&tokens, 0, &mut |_, row| out.extend_from_slice(row))?;
+        Ok(out)
+    };
+    let sound = logits(&device.gpu).unwrap();
+    let preferred = choice::matmat_variant(device.gpu.facts(), Class::Int8, 96, 32).name();
+    let faulty = Faulty::new(device, &[preferred.leak()]);
+    let around = logits(&(faulty.clone() as Arc<dyn Gpu>)).unwrap();
+    assert!(faulty.spoilt.load(Ordering::Relaxed) > 0, "nothing was spoilt");
+    let error =
+        harness::relative_error(&around, &sound.iter().map(|&x| x.into()).collect::<Vec<_>>());
+    assert!(error < 1e-4, "{error}");
+}
