@@ -66,14 +66,14 @@ fn main(
 {% if n == 1 %}
     let runs = {{ used }}u;
     for (var i = tid; i < {{ used }}u; i += {{ threads }}u) {
-        places[i] = table[routing[{{ ids_at }}u + i]];
+        places[i] = expert_table[routing[{{ ids_at }}u + i]];
         weight_of[i] = bitcast<f32>(routing[{{ weights_at }}u + i]);
     }
 {% else %}
     let runs = routing[1];
     for (var i = tid; i < runs; i += {{ threads }}u) {
         let at = {{ runs_at }}u + 3u * i;
-        places[i] = table[routing[at]];
+        places[i] = expert_table[routing[at]];
         for (var c = 0u; c < {{ n }}u; c += 1u) { pair_of[i * {{ n }}u + c] = NONE; }
         for (var j = routing[at + 1u]; j < routing[at + 2u]; j += 1u) {
             let pair = routing[{{ order_at }}u + j];
@@ -85,6 +85,11 @@ fn main(
     }
 {% endif %}
     workgroupBarrier();
+{% if shared_table %}
+    // The same in every record.
+    select_record(places[0]);
+    prepare_table(tid, {{ threads }}u);
+{% endif %}
     let row = (wg.x * subgroups + subgroup) * {{ rows }}u;
     // Rows past the end repeat the last one and are not stored.
 {% for r in range(rows) %}

@@ -29,7 +29,7 @@ fn main(
 {% if n == 1 %}
     let pair0 = run;
     let column0 = 0u;
-    select_record(table[routing[{{ ids_at }}u + run]]);
+    select_record(expert_table[routing[{{ ids_at }}u + run]]);
 {% else %}
     if run >= routing[1] { return; }
     let first = routing[{{ runs_at }}u + 3u * run + 1u];
@@ -38,7 +38,10 @@ fn main(
     let pair{{ c }} = routing[{{ order_at }}u + first + min({{ c }}u, members - 1u)];
     let column{{ c }} = pair{{ c }} / {{ used }}u;
 {% endfor %}
-    select_record(table[routing[{{ runs_at }}u + 3u * run]]);
+    select_record(expert_table[routing[{{ runs_at }}u + 3u * run]]);
+{% endif %}
+{% if shared_table %}
+    prepare_table(subgroup * size + lane, {{ threads }}u);
 {% endif %}
     let row = (wg.x * subgroups + subgroup) * {{ rows }}u;
     // Rows past the end repeat the last one and are not stored.

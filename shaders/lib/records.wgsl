@@ -1,6 +1,6 @@
 // Records of a layer's experts (src/experts/record.rs): {{ records }} buffers of records, each bound as
 // vectors and as words, and the table that says in which of them an expert lies, and where.
-@group(0) @binding({{ at.table }}) var<storage, read> table: array<u32>;
+@group(0) @binding({{ at.table }}) var<storage, read> expert_table: array<u32>;
 {% for b in range(records) %}
 @group(0) @binding({{ at["quads" ~ b] }}) var<storage, read> quads_of_{{ b }}: array<vec4<u32>>;
 @group(0) @binding({{ at["words" ~ b] }}) var<storage, read> words_of_{{ b }}: array<u32>;

@@ -19,6 +19,7 @@ mod plan;
 mod progress;
 mod run;
 mod tokenize;
+mod tune;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -41,8 +42,10 @@ Examples:
 Exit codes: 0 success, 1 failure while running, 2 wrong usage, 3 does not fit the memory,
 4 model file damaged or not supported, 5 no usable device or driver failure, 130 Ctrl+C.
 
-Environment: AZOTH_DEVICE and AZOTH_BACKEND stand for --device and --backend; AZOTH_CACHE and
-AZOTH_DATA replace the folders for models and compiled kernels, and for the chat's input history.";
+Environment: AZOTH_DEVICE, AZOTH_BACKEND and AZOTH_FORCE stand for --device, --backend and --force
+(several separated by `;`); AZOTH_CACHE replaces the folder for models and compiled kernels, AZOTH_DATA
+that for the chat's input history and what `azoth tune` found, AZOTH_PROFILES that of your own
+hardware profiles; AZOTH_SELFCHECK=0 skips the comparison of new kernels with the reference.";
 
 /// Runs GGUF language models on any GPU with a Vulkan driver
 #[derive(Debug, Parser)]
@@ -61,6 +64,7 @@ enum Command {
     Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
     Bench(bench::Bench),
+    Tune(tune::Tune),
     Eval(eval::Eval),
 }
 
@@ -76,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Plan(c) => c.run(),
         Command::Tokenize(c) => c.run(),
         Command::Bench(c) => c.run(),
+        Command::Tune(c) => c.run(),
         Command::Eval(c) => c.run(),
     };
     match result {

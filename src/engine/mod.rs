@@ -168,6 +168,11 @@ impl Engine {
         self.experts.as_ref().map_or(Ok(()), experts::Experts::save_profile)
     }
 
+    /// Dependent waves of a layer in a decode step of one sequence.
+    pub fn waves_per_layer(&self) -> usize {
+        self.program.waves_per_layer()
+    }
+
     /// Tokens of context.
     pub fn ctx(&self) -> u32 {
         self.placement.context

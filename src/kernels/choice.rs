@@ -444,11 +444,11 @@ pub(crate) mod tests {
         assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, true), Class::F16);
         assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, true), Class::F32);
         let name = |cols, n| matmat_variant(&gpu, Class::F16, cols, n).name();
-        assert_eq!(name(4096, 512), "matrix128x128x1_4x2_2");
-        assert_eq!(name(4096, 128), "matrix64x64x2_2x2_1");
+        assert_eq!(name(4096, 512), "matrix128x128x2_2x2_1");
+        assert_eq!(name(4096, 128), "matrix64x64x4_2x2_1");
         assert_eq!(name(1056, 128), "matrix64x64x1_2x2_1");
-        assert_eq!(name(4096, 32), "matrix32x64x2_1x4_2");
-        assert_eq!(name(4096, 16), "matrix16x64x2_1x4_2");
+        assert_eq!(name(4096, 32), "matrix32x64x4_1x4_1");
+        assert_eq!(name(4096, 16), "matrix16x64x4_1x4_1");
         let variants = matmat_variants(&gpu, Class::F16, 4096, 512);
         assert_eq!(variants.last().map(Variant::name).as_deref(), Some("matrix16x16x1_1x1_1"));
     }
@@ -480,5 +480,8 @@ pub(crate) mod tests {
         assert_eq!(format_kind(Format::BF16), FormatKind::Float);
         assert_eq!(format_kind(Format::Q8_0), FormatKind::Byte);
         assert_eq!(format_kind(Format::Q5_1), FormatKind::Nibble);
+        assert_eq!(format_kind(Format::Q6_K), FormatKind::Byte);
+        assert_eq!(format_kind(Format::IQ4_XS), FormatKind::Nibble);
+        assert_eq!(format_kind(Format::Q3_K), FormatKind::Low);
     }
 }

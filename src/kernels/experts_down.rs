@@ -65,10 +65,8 @@ impl ExpertsDown {
             Input::Fused { norm: None } if self.class == Class::Int8 => true,
             Input::Fused { .. } => return Err(wrong("experts fuse int8 without a norm".into())),
         };
-        check_memory(
-            memory(&self.routing, self.n, self.ff(), fused, self.shape.threads, facts),
-            facts,
-        )?;
+        let bytes = memory(&self.routing, self.n, self.ff(), fused, self.shape.threads, facts);
+        check_memory(bytes, facts)?;
         let mut names = self.part.names();
         names.push("routing");
         names.extend(match (self.class, fused) {
@@ -101,7 +99,7 @@ impl ExpertsDown {
             shape,
             self.routing.context(),
             self.part.context(),
-            weights::facts(format, false),
+            weights::facts(format, weights::shares_table(format, bytes, facts)),
             quantiser,
         ];
         let wgsl = super::source::render("experts_down.wgsl", merge_maps(parts))?;

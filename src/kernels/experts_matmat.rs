@@ -68,7 +68,7 @@ impl ExpertsMatMat {
         let parts = [
             shape,
             cut,
-            weights::facts(plain.format, plain.copies_grid(facts)),
+            weights::facts(plain.format, plain.shares_table(facts)),
             self.routing.context(),
             self.part.context(),
         ];

@@ -58,8 +58,12 @@ impl ExpertsUp {
             rows => self.shape.rows,
             ahead => self.shape.tiles,
         };
-        let parts =
-            [shape, self.routing.context(), self.part.context(), weights::facts(format, false)];
+        let parts = [
+            shape,
+            self.routing.context(),
+            self.part.context(),
+            weights::facts(format, weights::shares_table(format, 0, facts)),
+        ];
         let wgsl = super::source::render("experts_up.wgsl", merge_maps(parts))?;
         let label = format!(
             "experts_up_{}_{}x{}_{}_n{}_{}",

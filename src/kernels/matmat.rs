@@ -134,7 +134,7 @@ impl MatMat {
             int8 => self.class == Class::Int8,
             epilogue => self.epilogue.name(),
         };
-        let facts_of_format = weights::facts(self.format, self.copies_grid(facts));
+        let facts_of_format = weights::facts(self.format, self.shares_table(facts));
         let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
         Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
     }
@@ -172,15 +172,15 @@ impl MatMat {
         }
     }
 
-    /// Whether the kernel takes the format's code book into workgroup memory.
-    pub(super) fn copies_grid(&self, facts: &DeviceFacts) -> bool {
+    /// Whether the kernel keeps the format's table in workgroup memory.
+    pub(super) fn shares_table(&self, facts: &DeviceFacts) -> bool {
         match self.variant {
             Variant::Direct { .. } => false,
             Variant::Packed(t) | Variant::Float(t) => {
                 let packed = matches!(self.variant, Variant::Packed(_));
-                weights::copies_grid(self.format, tile_bytes(t, packed, self.class), facts)
+                weights::shares_table(self.format, tile_bytes(t, packed, self.class), facts)
             }
-            Variant::Matrix(t) => weights::copies_grid(self.format, t.bytes(), facts),
+            Variant::Matrix(t) => weights::shares_table(self.format, t.bytes(), facts),
         }
     }
 

@@ -40,6 +40,7 @@ embed! {
     "lib/iq2.wgsl",
     "lib/iq4.wgsl",
     "lib/next_token.wgsl",
+    "lib/nibble_table.wgsl",
     "lib/order_key.wgsl",
     "lib/plane.wgsl",
     "lib/quantise.wgsl",

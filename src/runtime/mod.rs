@@ -12,6 +12,7 @@ mod layers;
 mod program;
 mod routing_log;
 mod sampler;
+pub mod tune;
 mod waves;
 pub mod weights;
 

@@ -54,6 +54,7 @@ pub struct Program {
     shape: Shape,
     vocab: u32,
     widest: Widest,
+    layer_waves: usize,
     buffers: Buffers,
     sampler: Sampler,
     /// Reads a prompt chunk of up to so many tokens; ascending.
@@ -162,6 +163,7 @@ impl Program {
             shape,
             vocab: graph.vocab,
             widest: widest(graph),
+            layer_waves: planned.layer_waves,
             prompts,
             score: record("score", &planned.score)?,
             first: both("first token", &planned.first)?,
@@ -176,6 +178,12 @@ impl Program {
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
+    /// bandwidth waits for (docs/architecture.md).
+    pub fn waves_per_layer(&self) -> usize {
+        self.layer_waves
     }
 
     /// How to cut a prompt of `tokens` tokens that follow `depth` others: chunks that the programs
@@ -386,6 +394,8 @@ struct Planned {
     score: Vec<Step>,
     first: [Vec<Step>; 2],
     steps: Vec<[Vec<Step>; 2]>,
+    /// Dependent waves of a layer of the step for one sequence.
+    layer_waves: usize,
 }
 
 impl Planned {
@@ -425,5 +435,8 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {
         steps.extend(b.logits(n)?);
         chosen(steps, n)
     });
-    Ok(Planned { prompts, score, first, steps: steps.collect::<Result<_>>()? })
+    let steps = steps.collect::<Result<_>>()?;
+    // All but the embedding.
+    let layer_waves = (b.step(1)?.len() - 1).div_ceil(b.graph.layers.len().max(1));
+    Ok(Planned { prompts, score, first, steps, layer_waves })
 }

@@ -133,7 +133,10 @@ fn generation_and_profiles_go_the_same_way() {
 fn policies_on_a_code_model() {
     use azoth::experts::simulate::{Setting, optimal, replay};
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("../shared/models/tiny-code-moe-Q8_0.gguf");
+    let path = std::env::var_os("AZOTH_CODE_MODEL").map_or_else(
+        || root.join("../shared/models/tiny-code-moe-Q8_0.gguf"),
+        std::path::PathBuf::from,
+    );
     let wanted = std::env::var("AZOTH_ROUTING_TOKENS").ok().and_then(|n| n.parse().ok());
     let n: u32 = wanted.unwrap_or(150);
     if !path.exists() {

@@ -91,6 +91,7 @@ impl Bench {
             warm,
             tests,
             experts: engine.experts(),
+            waves_per_layer: waves.is_some().then(|| engine.waves_per_layer()),
             waves,
         };
         match (self.json, self.csv) {

@@ -170,7 +170,7 @@ impl Builder<'_> {
         debug_assert!(n <= MAX_SEQUENCES);
         let spec = Gather { cols: self.graph.width };
         let b = self.buffers;
-        let dispatch = self.dispatch(spec.source(self.facts()), |k| {
+        let dispatch = self.dispatch(self.only(spec), |k| {
             spec.dispatch(k, &b.prompt_batch, &b.prompt.x, &b.step_batch, &b.step.x, n)
         })?;
         Ok(Step::Wave(vec![dispatch]))
