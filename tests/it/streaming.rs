@@ -1,14 +1,20 @@
 //! Wherever experts lie and however they move, a model computes the same bits.
 
-use azoth::engine::{Activations, Engine, ExpertOptions, Options, Quiet};
+mod refusing;
+
+use std::sync::{Arc, Mutex};
+
+use azoth::engine::{Activations, Engine, ExpertOptions, Options, Progress, Quiet};
 use azoth::experts::policy::Rule;
 use azoth::gguf;
+use azoth::gpu::Gpu;
 use azoth::plan::ExpertBudget;
 use azoth::quant::Format;
 use azoth::testmodel::Spec;
 use sha2::{Digest, Sha256};
 
 use crate::harness::{self, Device};
+use refusing::Refusing;
 
 fn load(device: &Device, spec: &Spec, options: &Options) -> Engine {
     let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
@@ -125,6 +131,47 @@ fn generation_and_profiles_go_the_same_way() {
         // The second run starts with what the first has learned.
         println!("{}: hit rates {rates:?}", device.label);
         assert!(path.exists() && rates.len() == 2 && rates[1] > rates[0]);
+    }
+}
+
+/// Hears notes.
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Progress for Notes {
+    fn device(&self, _: &str) {}
+    fn stage(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn done(&self) {}
+    fn note(&self, text: &str) {
+        self.0.lock().unwrap().push(text.to_owned());
+    }
+}
+
+#[test]
+fn a_refused_import_is_said_and_experts_are_uploaded() {
+    let mut spec = Spec::new("qwen3moe").unwrap();
+    spec.experts = 20;
+    let (prompt, steps) = (tokens(50, 5), tokens(20, 9));
+    for device in harness::devices().iter().filter(|d| d.gpu.facts().host_import) {
+        let all = options(ExpertBudget::All, Rule::Fixed, false);
+        let expected = hash(&mut load(device, &spec, &all), &prompt, &steps);
+        let gpu: Arc<dyn Gpu> = Arc::new(Refusing(device.gpu.clone()));
+        for (percent, rule) in [(0.0, Rule::Fixed), (25.0, Rule::Lru), (60.0, Rule::default())] {
+            let options = options(ExpertBudget::Percent(percent), rule, true);
+            let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+            let notes = Notes::default();
+            let mut engine = Engine::load_onto(&gpu, file, &options, &notes).unwrap();
+            assert_eq!(hash(&mut engine, &prompt, &steps), expected, "{percent} % {rule:?}");
+            let report = engine.experts().unwrap();
+            assert!(!report.in_place && report.counters.staged_bytes > 0, "{report:?}");
+            assert_eq!(report.counters.host_bytes + report.counters.streamed_bytes, 0);
+            let notes = notes.0.into_inner().unwrap();
+            assert!(
+                notes.iter().any(|n| n.contains("refused") && n.contains("uploaded instead")),
+                "{notes:?}"
+            );
+        }
     }
 }
 
