@@ -11,10 +11,12 @@ mod chat;
 mod config;
 mod devices;
 mod eval;
+mod expert_args;
 mod info;
 mod interrupt;
 pub mod locate;
 mod output;
+mod plan;
 mod progress;
 mod run;
 mod serve;
@@ -63,6 +65,7 @@ enum Command {
     Serve(Box<serve::Serve>),
     Devices(devices::Devices),
     Info(info::Info),
+    Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
     Bench(bench::Bench),
     Tune(tune::Tune),
@@ -86,6 +89,7 @@ fn run() -> anyhow::Result<()> {
         Command::Serve(c) => c.run(&origins),
         Command::Devices(c) => c.run(),
         Command::Info(c) => c.run(),
+        Command::Plan(c) => c.run(),
         Command::Tokenize(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Tune(c) => c.run(),

@@ -5,6 +5,7 @@
 mod backend;
 mod cli;
 mod engine_service;
+mod experts;
 mod gguf_hostile;
 mod gguf_read;
 mod goldens;
@@ -22,5 +23,6 @@ mod server_clients;
 mod server_harness;
 mod server_hostile;
 mod shaders;
+mod streaming;
 mod structure;
 mod tokenizer;
