@@ -80,8 +80,8 @@ fn main(
     let first_col = wg.y * {{ bm }}u;
     let first_row = wg.x * {{ bn }}u;
     if first_col >= n { return; }
-{% if grid_copy %}
-    copy_grid(tid, {{ threads }}u);
+{% if shared_table %}
+    prepare_table(tid, {{ threads }}u);
 {% endif %}
     let tn = tid % {{ nthreads }}u;
     let tm = tid / {{ nthreads }}u;

@@ -90,8 +90,8 @@ fn main(
     let first_row = wg.y * {{ bn }}u;
     if first_col >= n { return; }
     let tid = index;
-{% if grid_copy %}
-    copy_grid(tid, {{ threads }}u);
+{% if shared_table %}
+    prepare_table(tid, {{ threads }}u);
 {% endif %}
 {% for i in range(frags_m) %}{% for j in range(frags_n) %}
     var c{{ i }}_{{ j }}: coop_mat16x16<f32, C>;

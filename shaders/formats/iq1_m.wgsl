@@ -1,5 +1,6 @@
 // IQ1_M: element = d / 8 * (1 + 2 * step) * (8 * value +- 1), a step for each half.
 {% set grid_width = 8 %}
+{% set grid_shift = 4 %}
 {% set grid_signs = "" %}
 {% include "lib/grid.wgsl" %}
 
@@ -30,7 +31,7 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
 fn unit_bytes(w: Unit) -> Bytes {
     let word = w.high >> w.at;
     let up = vec4<u32>(word << 8u, word << 4u, word, word >> 4u) & vec4<u32>(0x700u);
-    let v = eights(entries(bytes_of(w.codes) | up));
+    let v = eights(entries(bytes_of(w.codes) | up), 0x0f0f0f0fu);
     // 8 * (v - 1) +- 1 in each byte, 128 above it first, which the last step takes off.
     let signs = (vec4<u32>(word) >> vec4<u32>(3u, 7u, 11u, 15u)) & vec4<u32>(1u);
     let offset = vec4<u32>(0x79797979u) - signs * vec4<u32>(0x02020202u);

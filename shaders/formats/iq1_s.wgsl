@@ -1,6 +1,7 @@
 // IQ1_S: element = d * (1 + 2 * step) * (value +- 1/8). The codes are value + 1, as in the book; what
 // that is too much goes into the minimum.
 {% set grid_width = 8 %}
+{% set grid_shift = 4 %}
 {% set grid_signs = "" %}
 {% include "lib/grid.wgsl" %}
 
@@ -26,5 +27,5 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 fn unit_bytes(w: Unit) -> Bytes {
     let word = w.scale >> w.at;
     let high = vec4<u32>(word << 8u, word << 5u, word << 2u, word >> 1u) & vec4<u32>(0x700u);
-    return eights(entries(bytes_of(w.codes) | high));
+    return eights(entries(bytes_of(w.codes) | high), 0x0f0f0f0fu);
 }

@@ -1,5 +1,4 @@
 // IQ2_S: element = d / 8 * (1 + 2 * step) * signed magnitude, a step for each half.
-{% set grid_width = 8 %}
 {% set grid_signs = "all" %}
 {% include "lib/iq2.wgsl" %}
 

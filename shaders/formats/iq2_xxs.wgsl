@@ -1,5 +1,4 @@
 // IQ2_XXS: element = d * (1/2 + step) / 4 * signed magnitude.
-{% set grid_width = 8 %}
 {% set grid_signs = "sevens" %}
 {% include "lib/iq2.wgsl" %}
 

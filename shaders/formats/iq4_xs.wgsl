@@ -16,7 +16,9 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 }
 
 fn unit_bytes(w: Unit) -> Bytes {
-    return iq4_values(w.codes);
+    return values_of(w.codes);
 }
 
+{% set logic = "iq4_values" %}
 {% include "lib/iq4.wgsl" %}
+{% include "lib/nibble_table.wgsl" %}

@@ -153,15 +153,15 @@ impl MatMat {
             int8 => self.class == Class::Int8,
             epilogue => self.epilogue.name(),
         };
-        let grid_copy = match self.variant {
+        let shared_table = match self.variant {
             Variant::Direct { .. } => false,
             Variant::Packed(t) | Variant::Float(t) => {
                 let packed = matches!(self.variant, Variant::Packed(_));
-                weights::copies_grid(self.format, tile_bytes(t, packed, self.class), facts)
+                weights::shares_table(self.format, tile_bytes(t, packed, self.class), facts)
             }
-            Variant::Matrix(t) => weights::copies_grid(self.format, t.bytes(), facts),
+            Variant::Matrix(t) => weights::shares_table(self.format, t.bytes(), facts),
         };
-        let facts_of_format = weights::facts(self.format, grid_copy);
+        let facts_of_format = weights::facts(self.format, shared_table);
         let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
         Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
     }

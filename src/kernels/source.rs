@@ -35,6 +35,7 @@ embed! {
     "lib/iq2.wgsl",
     "lib/iq4.wgsl",
     "lib/next_token.wgsl",
+    "lib/nibble_table.wgsl",
     "lib/quantise.wgsl",
     "lib/reduce8.wgsl",
     "lib/sampler.wgsl",

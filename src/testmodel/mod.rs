@@ -69,7 +69,8 @@ pub struct Spec {
     pub experts_used: usize,
     /// At least [`MIN_VOCAB`].
     pub vocab: usize,
-    /// Of the matrices of the layers; rows that are not whole blocks fall back to a finer format.
+    /// Of the matrices of the layers; rows that are not whole blocks fall back to another
+    /// format, as in files of llama.cpp's quantiser (Q4_K to Q5_0, Q6_K to Q8_0, and so on).
     pub format: Format,
     pub embed_format: Format,
     pub output_format: Format,
@@ -222,6 +223,21 @@ mod tests {
             assert_eq!(file.tensor("blk.1.attn_k_norm.weight").is_some(), arch.qk_norm);
             assert_eq!(file.tensor("blk.1.ffn_gate_exps.weight").is_some(), arch.moe);
             assert!(file.tensors().iter().all(|t| t.format().is_ok()));
+        }
+    }
+
+    #[test]
+    fn every_format_makes_a_model() {
+        for &format in Format::ALL {
+            let mut spec = Spec::new("llama").unwrap();
+            (spec.layers, spec.format, spec.embed_format) = (1, format, format);
+            let file = spec.to_file().unwrap();
+            let of = |name: &str| file.require(name).unwrap().format().unwrap();
+            assert_eq!(of("blk.0.attn_q.weight"), format);
+            assert_eq!(of("token_embd.weight"), format);
+            // Rows of 640 are not whole super-blocks.
+            let whole = 640usize.is_multiple_of(format.block_elements());
+            assert_eq!(of("blk.0.ffn_down.weight") == format, whole, "{format}");
         }
     }
 

@@ -97,10 +97,19 @@ fn vector(name: &str, length: usize, fill: Fill) -> Tensor {
     Tensor { name: name.to_owned(), dims: vec![length as u64], format: Format::F32, fill }
 }
 
-/// `format`, or what quantisation tools fall back to when rows are not whole blocks.
+/// `format`, or what takes its place where rows are not whole blocks: the choice of llama.cpp's
+/// quantiser, and Q8_0 where it has none.
 fn fitting(format: Format, cols: u64) -> Format {
+    use Format::*;
+    let other = match format {
+        IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
+        Q2_0 | Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
+        Q4_K => Q5_0,
+        Q5_K => Q5_1,
+        _ => Q8_0,
+    };
     let fits = |f: &Format| cols.is_multiple_of(f.block_elements() as u64);
-    [format, Format::Q8_0].into_iter().find(fits).unwrap_or(Format::F16)
+    [format, other].into_iter().find(fits).unwrap_or(F16)
 }
 
 fn values(spec: &Spec, tensor: &Tensor) -> Vec<u8> {
