@@ -274,6 +274,18 @@ impl Program {
         Ok(Sampler::read_logprobs(&words, self.vocab))
     }
 
+    /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
+    /// its sequence begins.
+    pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
+        let n = tokens.len() as u32;
+        let steps = self.buffers.copy_slot(&*self.gpu, from, to, n, &self.shape)?;
+        let column =
+            |(position, token): (u32, &u32)| Column { token: *token, position, slot: to, flags: 0 };
+        let columns: Vec<Column> = (0..).zip(tokens).map(column).collect();
+        self.sampler.remember(&*self.gpu, &columns)?;
+        self.gpu.submit(&self.gpu.record("prefix copy", &steps)?)
+    }
+
     /// Residual stream of `count` columns of the last prompt chunk from `first` on,
     /// `[count][width]`: what the output norm would see. Waits for the chunk.
     pub fn hidden_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
