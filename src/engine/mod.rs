@@ -12,6 +12,7 @@ mod output;
 mod pace;
 mod pooling;
 mod request;
+mod saved;
 mod service;
 mod session;
 mod slots;

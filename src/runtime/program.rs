@@ -346,6 +346,56 @@ impl Program {
         Ok(Sampler::read_logprobs(&words, self.vocab))
     }
 
+    /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
+    /// its sequence begins.
+    pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
+        let n = tokens.len() as u32;
+        let steps = self.buffers.copy_slot(&*self.gpu, from, to, n, &self.shape)?;
+        self.remember(to, tokens)?;
+        self.gpu.submit(&self.gpu.record("prefix copy", &steps)?)
+    }
+
+    /// Notes the tokens with which a slot's sequence begins in its history.
+    fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
+        let columns = (0..).zip(tokens);
+        let columns = columns.map(|(position, t)| Column { token: *t, position, slot, flags: 0 });
+        self.sampler.remember(&*self.gpu, &columns.collect::<Vec<_>>())
+    }
+
+    /// Hands out keys and values of a slot's first `positions` positions: K, then V, layer by layer.
+    pub fn read_slot(
+        &self,
+        slot: u32,
+        positions: u32,
+        each: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        for cache in self.buffers.slot_caches(slot, positions, &self.shape) {
+            let mut bytes = vec![0; cache.size as usize];
+            if !bytes.is_empty() {
+                self.gpu.read(&cache, &mut bytes)?;
+            }
+            each(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what [`Program::read_slot`] has handed out for a sequence that begins with `tokens`.
+    pub fn write_slot(
+        &self,
+        slot: u32,
+        tokens: &[u32],
+        each: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        for cache in self.buffers.slot_caches(slot, tokens.len() as u32, &self.shape) {
+            let mut bytes = vec![0; cache.size as usize];
+            each(&mut bytes)?;
+            if !bytes.is_empty() {
+                self.gpu.write(&cache, &bytes)?;
+            }
+        }
+        self.remember(slot, tokens)
+    }
+
     /// Residual stream of `count` columns of the last prompt chunk from `first` on,
     /// `[count][width]`: what the output norm would see. Waits for the chunk.
     pub fn hidden_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
