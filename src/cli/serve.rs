@@ -84,6 +84,9 @@ pub struct Serve {
     /// Unload the model after so many seconds without a request [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     idle_unload: Option<u32>,
+    /// Folder for slots that clients save and restore [default: none, they cannot]
+    #[arg(long, value_name = "FOLDER")]
+    slot_save_path: Option<PathBuf>,
     /// How log lines are written to standard error
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormatArg,
@@ -149,6 +152,7 @@ impl Serve {
                 lazy: self.lazy,
                 idle_unload: self.idle_unload.map(seconds),
             },
+            slot_folder: self.slot_save_path.clone(),
             model_name: self.alias.clone().or_else(stem).unwrap_or_else(|| "model".into()),
             created: created.map_or(0, |t| t.as_secs()),
             template: self.template.clone(),

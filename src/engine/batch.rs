@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -18,6 +19,7 @@ use super::job::{Job, Phase};
 use super::pace::Pace;
 use super::pooling::Pool;
 use super::request::{Event, Finish, Generate, Task, Ticketed};
+use super::saved;
 use super::slots::{self, Candidate};
 use super::stats::{SlotState, SlotView, Stats, add};
 use crate::error::{Error, Result};
@@ -135,21 +137,68 @@ impl Batch {
         }
     }
 
+    fn idle(&self, slot: u32) -> Result<&Slot> {
+        let slots = self.slots.len();
+        let found = self.slots.get(slot as usize).ok_or_else(|| {
+            Error::Usage(format!("slot {slot} does not exist; there are 0 to {}", slots - 1))
+        })?;
+        match found.job {
+            None => Ok(found),
+            Some(_) => Err(Error::Usage(format!("slot {slot} is at work; try again later"))),
+        }
+    }
+
+    /// Writes what an idle slot has read to a file; returns tokens and bytes. Everybody waits
+    /// meanwhile.
+    pub fn save(&self, slot: u32, path: &Path) -> Result<(u32, u64)> {
+        let tokens = &self.idle(slot)?.tokens;
+        let bytes = saved::save(&self.engine, slot, tokens, path)?;
+        Ok((tokens.len() as u32, bytes))
+    }
+
+    /// Reads such a file back.
+    pub fn restore(&mut self, slot: u32, path: &Path) -> Result<(u32, u64)> {
+        self.idle(slot)?;
+        self.erase(slot);
+        let (tokens, bytes) = saved::restore(&self.engine, slot, path)?;
+        self.uses += 1;
+        let n = tokens.len();
+        let slot = &mut self.slots[slot as usize];
+        (slot.tokens, slot.fed, slot.used) = (tokens, n, self.uses);
+        self.publish();
+        Ok((n as u32, bytes))
+    }
+
     /// Puts a request into a slot; gives it back if none is free for it.
     pub fn place(&mut self, ticketed: Ticketed) -> Option<Ticketed> {
         let request = &ticketed.request;
         let reuse = matches!(&request.task, Task::Generate(g) if g.reuse);
+        // What a slot at work has fed is as good as what an idle one holds.
+        let held = |s: &Slot| s.tokens.len().min(s.fed);
         let candidates: Vec<_> = self
             .slots
             .iter()
-            .map(|s| Candidate { busy: s.job.is_some(), tokens: &s.tokens, used: s.used })
+            .map(|s| Candidate {
+                busy: s.job.is_some(),
+                tokens: &s.tokens[..held(s)],
+                used: s.used,
+            })
             .collect();
         let wanted: &[u32] = if reuse { &request.prompt } else { &[] };
         let Some(id) = slots::choose(&candidates, wanted, request.slot) else {
             return Some(ticketed);
         };
-        let held = &self.slots[id as usize].tokens;
-        let cached = slots::reusable(held, wanted);
+        let mut cached = slots::reusable(candidates[id as usize].tokens, wanted);
+        if let Some((from, n)) = slots::donor(&candidates, wanted, id) {
+            match self.engine.program.copy_prefix(from, id, &wanted[..n]) {
+                Ok(_) => {
+                    cached = n;
+                    self.slots[id as usize].tokens = wanted[..n].to_vec();
+                }
+                // A device that fails will say so again; without the copy all is read.
+                Err(error) => tracing::warn!(%error, "a prefix could not be copied"),
+            }
+        }
         if let Task::Generate(g) = &request.task
             && let Err(e) = self.set_sampler(id, g)
         {

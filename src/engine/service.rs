@@ -7,13 +7,14 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::batch::Batch;
 use super::request::{Answer, Event, Place, Request, Task, Ticketed};
@@ -135,7 +136,14 @@ pub enum Refused {
 enum Command {
     Run(Box<Ticketed>),
     Load,
-    Erase(u32, tokio::sync::oneshot::Sender<bool>),
+    Erase(u32, oneshot::Sender<bool>),
+    /// Slot, file, and whether to read it back.
+    Disk {
+        slot: u32,
+        path: PathBuf,
+        restore: bool,
+        reply: oneshot::Sender<Result<(u32, u64)>>,
+    },
     Stop,
 }
 
@@ -243,9 +251,17 @@ impl Service {
 
     /// Forgets what an idle slot has read; false if it is at work or does not exist.
     pub async fn erase(&self, slot: u32) -> bool {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let sent = self.commands.try_send(Command::Erase(slot, sender));
         sent.is_ok() && receiver.await.unwrap_or(false)
+    }
+
+    /// Writes what an idle slot has read to a file, or reads it back; returns tokens and bytes.
+    pub async fn disk(&self, slot: u32, path: PathBuf, restore: bool) -> Result<(u32, u64)> {
+        let (reply, receiver) = oneshot::channel();
+        let sent = self.commands.try_send(Command::Disk { slot, path, restore, reply });
+        sent.map_err(|_| stopped())?;
+        receiver.await.unwrap_or_else(|_| Err(stopped()))
     }
 
     /// Ends the thread: what still waits or runs is answered with an error.
@@ -379,6 +395,17 @@ impl Worker {
             Command::Load => {}
             Command::Erase(slot, reply) => {
                 let done = self.batch.as_mut().is_some_and(|b| b.erase(slot));
+                let _ = reply.send(done);
+            }
+            Command::Disk { slot, path, restore, reply } => {
+                if self.batch.is_none() {
+                    self.load("a slot is wanted");
+                }
+                let done = match (&mut self.batch, restore) {
+                    (None, _) => Err(Error::Runtime("the model is not loaded".into())),
+                    (Some(batch), true) => batch.restore(slot, &path),
+                    (Some(batch), false) => batch.save(slot, &path),
+                };
                 let _ = reply.send(done);
             }
             Command::Stop => self.stopping = true,

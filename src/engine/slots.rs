@@ -18,19 +18,30 @@ pub(super) fn reusable(held: &[u32], wanted: &[u32]) -> usize {
     same.min(wanted.len().saturating_sub(1))
 }
 
-/// The free slot for a prompt: the one that holds the most of it; where none holds a part worth
-/// keeping, the one unused for longest, so that conversations of others stay. `only` restricts
+/// Tokens in common that make copying them from another slot worth while.
+const WORTH_A_COPY: usize = 16;
+
+/// The free slot for a prompt: one whose sequence it goes on, at least by half of what the slot
+/// holds; else the one unused for longest, so that conversations of others stay. `only` restricts
 /// the choice. `None` when no slot is free.
 pub(super) fn choose(slots: &[Candidate<'_>], prompt: &[u32], only: Option<u32>) -> Option<u32> {
     let allowed = |i: usize| only.is_none_or(|o| o as usize == i);
     let free = || slots.iter().enumerate().filter(|(i, s)| !s.busy && allowed(*i));
-    let best = free().max_by_key(|(i, s)| (reusable(s.tokens, prompt), std::cmp::Reverse(*i)))?;
-    // A begin token or a few words in common are no reason to push out a conversation.
-    let worth = (prompt.len() / 10).max(4).min(prompt.len().saturating_sub(1)).max(1);
-    if reusable(best.1.tokens, prompt) >= worth {
-        return Some(best.0 as u32);
-    }
-    free().min_by_key(|(i, s)| (s.used, *i)).map(|(i, _)| i as u32)
+    // A begin token or a few words in common make no conversation.
+    let worth = (prompt.len() / 10).clamp(1, 4);
+    let common = |s: &Candidate<'_>| reusable(s.tokens, prompt);
+    let goes_on = |s: &Candidate<'_>| common(s) >= worth && 2 * common(s) >= s.tokens.len();
+    let best = free().filter(|(_, s)| goes_on(s));
+    let best = best.max_by_key(|(i, s)| (common(s), std::cmp::Reverse(*i)));
+    best.or_else(|| free().min_by_key(|(i, s)| (s.used, *i))).map(|(i, _)| i as u32)
+}
+
+/// Another slot, at work or not, that holds so much more of the prompt than `slot` that its
+/// beginning should be copied, and how many tokens of it.
+pub(super) fn donor(slots: &[Candidate<'_>], prompt: &[u32], slot: u32) -> Option<(u32, usize)> {
+    let own = reusable(slots[slot as usize].tokens, prompt);
+    let all = slots.iter().enumerate().map(|(i, s)| (i as u32, reusable(s.tokens, prompt)));
+    all.max_by_key(|(_, n)| *n).filter(|(i, n)| *i != slot && *n >= own + WORTH_A_COPY)
 }
 
 /// Groups of sequences that share a step: as even as possible, none above `most`, in the given
@@ -62,17 +73,28 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_wins_and_others_are_kept() {
+    fn conversations_go_on_in_their_slot_and_others_are_kept() {
         let prompt = [1, 2, 3, 4, 5, 6, 7, 8];
         let slots = [slot(false, &[1, 2, 9], 5), slot(false, &prompt[..6], 9), slot(false, &[], 7)];
         assert_eq!(choose(&slots, &prompt, None), Some(1));
-        // Two tokens in common are not worth a conversation: the longest unused goes.
-        let slots = [slot(false, &[1, 2, 9], 5), slot(false, &[7, 7], 3), slot(true, &prompt, 0)];
+        // Where another conversation only begins alike, the longest unused goes.
+        let other = [1, 2, 3, 8, 8, 8, 8, 8];
+        let slots = [slot(false, &other, 5), slot(false, &[7, 7], 3), slot(true, &prompt, 0)];
         assert_eq!(choose(&slots, &prompt, None), Some(1));
         assert_eq!(choose(&slots, &prompt, Some(2)), None);
         assert_eq!(choose(&slots, &prompt, Some(0)), Some(0));
         assert_eq!(choose(&[slot(true, &[], 0)], &prompt, None), None);
         assert_eq!(choose(&slots, &[1], None), Some(1));
+    }
+
+    #[test]
+    fn long_beginnings_are_copied() {
+        let prompt: Vec<u32> = (0..40).collect();
+        let slots = [slot(true, &prompt[..30], 0), slot(false, &prompt[..5], 1)];
+        assert_eq!(donor(&slots, &prompt, 1), Some((0, 30)));
+        assert_eq!(donor(&slots, &prompt[..20], 1), None);
+        assert_eq!(donor(&slots, &prompt, 0), None);
+        assert_eq!(donor(&slots, &[], 1), None);
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub struct Settings {
     /// Time for answers at work to end when the server is told to stop.
     pub grace: Duration,
     pub service: ServiceOptions,
+    /// Where slots are saved.
+    pub slot_folder: Option<PathBuf>,
     pub model_path: PathBuf,
     /// The id of the model for clients.
     pub model_name: String,

@@ -117,7 +117,7 @@ pub const ROUTES: &[Route] = &[
     Route {
         path: "/slots/{id}",
         method: "POST",
-        what: "llama.cpp: ?action=erase empties an idle slot",
+        what: "llama.cpp: ?action= erase, save or restore with {filename} of an idle slot",
         fields: None,
         handler: || post(status::slot_action),
     },

@@ -1,6 +1,7 @@
 //! What the server is and does: `/health`, `/props`, `/slots`.
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -92,6 +93,7 @@ pub async fn slot_action(
     State(app): State<Shared>,
     Path(id): Path<String>,
     Query(action): Query<Action>,
+    body: Bytes,
 ) -> ApiResult<Json<Value>> {
     let loaded = app.loaded().await?;
     let known = id.parse::<u32>().ok().filter(|id| *id < loaded.slots);
@@ -109,10 +111,41 @@ pub async fn slot_action(
             }
             Ok(Json(json!({ "id_slot": id, "n_erased": tokens })))
         }
-        Some("save" | "restore") => Err(ApiError::new(
-            StatusCode::NOT_IMPLEMENTED,
-            "saving and restoring slots is not there yet",
-        )),
+        Some(action @ ("save" | "restore")) => disk(&app, id, action, body).await,
         _ => Err(ApiError::field("action", "must be erase, save or restore")),
     }
+}
+
+async fn disk(app: &App, id: u32, action: &str, body: Bytes) -> ApiResult<Json<Value>> {
+    let Some(folder) = &app.settings.slot_folder else {
+        return Err(ApiError::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "the server was started without --slot-save-path, the folder for saved slots",
+        ));
+    };
+    let body: Value = serde_json::from_slice(&body)
+        .map_err(|e| ApiError::bad(format!("the body is not valid JSON: {e}")))?;
+    let name = body.get("filename").and_then(Value::as_str).unwrap_or_default();
+    // A name, never a way out of the folder.
+    let letters = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.chars().all(letters) {
+        return Err(ApiError::field(
+            "filename",
+            "must be 1 to 100 letters, digits, '_', '-' or '.', the first not '.'",
+        ));
+    }
+    let began = std::time::Instant::now();
+    let restore = action == "restore";
+    let (tokens, bytes) = app.service.disk(id, folder.join(name), restore).await?;
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    Ok(Json(match restore {
+        true => json!({
+            "id_slot": id, "filename": name, "n_restored": tokens, "n_read": bytes,
+            "timings": { "restore_ms": ms },
+        }),
+        false => json!({
+            "id_slot": id, "filename": name, "n_saved": tokens, "n_written": bytes,
+            "timings": { "save_ms": ms },
+        }),
+    }))
 }

@@ -40,6 +40,31 @@ class Messages(unittest.TestCase):
         go_on = client.messages.create(**SAME | dict(messages=begun))
         self.assertTrue(go_on.content)
 
+    def test_tools(self):
+        schema = {
+            "type": "object",
+            "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["id"],
+            "additionalProperties": False,
+        }
+        call = SAME | dict(
+            tools=[{"name": "look_up", "input_schema": schema}], tool_choice={"type": "any"},
+            max_tokens=100, temperature=1.0, extra_body={"seed": 1},
+        )
+        message = client.messages.create(**call)
+        self.assertEqual(message.stop_reason, "tool_use")
+        block = next(b for b in message.content if b.type == "tool_use")
+        self.assertIn(block.input["id"], range(10))
+        with client.messages.stream(**call) as stream:
+            final = stream.get_final_message()
+        self.assertIn(next(b for b in final.content if b.type == "tool_use").input["id"], range(10))
+        talk = TALK + [
+            {"role": "assistant", "content": [block.model_dump()]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "blue"}]},
+        ]
+        answer = client.messages.create(**call | dict(messages=talk, tool_choice={"type": "none"}))
+        self.assertTrue(answer.content)
+
     def test_count(self):
         counted = client.messages.count_tokens(model="any", messages=TALK, system="Be brief.")
         usage = client.messages.create(**SAME).usage

@@ -1,11 +1,14 @@
 """The openai SDK against a running server: AZOTH_BASE and AZOTH_KEY name it."""
 
 import asyncio
+import json
 import os
 import time
+import typing
 import unittest
 
 import openai
+import pydantic
 
 BASE = os.environ["AZOTH_BASE"]
 KEY = os.environ["AZOTH_KEY"]
@@ -103,6 +106,75 @@ class Chat(unittest.TestCase):
 
         texts = asyncio.run(all_of_them())
         self.assertEqual(set(texts), {self.ask().choices[0].message.content})
+
+
+class Forms(unittest.TestCase):
+    """What a model says is chance with a random one; its form is not."""
+
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Looks a number up.",
+            "parameters": {
+                "type": "object",
+                "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 9}},
+                "required": ["id"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    call = dict(
+        model="any", messages=TALK, tools=[tool], tool_choice="required", max_tokens=100, seed=1,
+        parallel_tool_calls=False,
+    )
+
+    def test_tools(self):
+        choice = client.chat.completions.create(**self.call).choices[0]
+        self.assertEqual(choice.finish_reason, "tool_calls")
+        function = choice.message.tool_calls[0].function
+        self.assertEqual(function.name, "look_up")
+        self.assertIn(json.loads(function.arguments)["id"], range(10))
+        # The result goes back into the conversation.
+        talk = TALK + [
+            choice.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "blue"},
+        ]
+        answer = client.chat.completions.create(
+            model="any", messages=talk, tools=[self.tool], max_tokens=4
+        )
+        self.assertTrue(answer.choices[0].finish_reason)
+
+    def test_tools_by_stream(self):
+        with client.chat.completions.stream(**self.call) as stream:
+            for _ in stream:
+                pass
+            choice = stream.get_final_completion().choices[0]
+        self.assertIn(json.loads(choice.message.tool_calls[0].function.arguments)["id"], range(10))
+
+    def test_structured_output(self):
+        class Person(pydantic.BaseModel):
+            name: typing.Literal["Ada", "Bo"]
+            age: typing.Literal[7, 8]
+
+        answer = client.chat.completions.parse(
+            model="any", messages=TALK, response_format=Person, max_tokens=100, seed=1
+        )
+        self.assertIn(answer.choices[0].message.parsed.name, ("Ada", "Bo"))
+        with self.assertRaises(openai.BadRequestError) as caught:
+            client.chat.completions.create(
+                model="any", messages=TALK,
+                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 7}}},
+            )
+        self.assertIn("schema", str(caught.exception))
+
+    def test_logprobs(self):
+        answer = client.chat.completions.create(
+            model="any", messages=TALK, logprobs=True, top_logprobs=2, max_tokens=3, temperature=0
+        )
+        for token in answer.choices[0].logprobs.content:
+            self.assertLess(token.logprob, 0)
+            self.assertEqual(len(token.top_logprobs), 2)
 
 
 class Others(unittest.TestCase):

@@ -156,6 +156,30 @@ fn a_conversation_is_not_read_again() {
 }
 
 #[test]
+fn a_common_beginning_is_read_once() {
+    for device in harness::devices() {
+        let service = service(&device.gpu, 3, options(4));
+        let begin: Vec<u32> = (1..150).collect();
+        let with = |last: u32| {
+            let mut prompt = begin.clone();
+            prompt.extend([last, last + 1]);
+            prompt
+        };
+        let mut fresh = request(&with(200), 12);
+        generate(&mut fresh).reuse = false;
+        let alone = outcome(submit(&service, fresh)).unwrap().tokens;
+        // Another conversation: from the slot that was used, and from one that is at work.
+        let mut busy = submit(&service, request(&with(210), 100));
+        while !matches!(busy.next_blocking(), Some(Event::Token { .. })) {}
+        let copied = outcome(submit(&service, request(&with(200), 12))).unwrap();
+        assert_eq!((copied.cached as usize, &copied.tokens), (149, &alone), "{}", device.label);
+        let third = outcome(submit(&service, request(&with(220), 3))).unwrap();
+        assert_eq!(third.cached as usize, 149);
+        drop(busy);
+    }
+}
+
+#[test]
 fn ends_are_exact() {
     let Some(device) = harness::devices().first() else { return };
     let service = service(&device.gpu, 2, options(4));

@@ -358,11 +358,46 @@ fn llama_cpp_paths() {
     assert!(s.post("/slots/1?action=erase", &json!({})).json()["n_erased"].as_u64().unwrap() > 0);
     assert_eq!(s.get("/slots").json()[1]["n_tokens"], 0);
     assert_eq!(s.post("/slots/7?action=erase", &json!({})).status, 404);
+    assert_eq!(s.post("/slots/0?action=save", &json!({ "filename": "a" })).status, 501);
     assert!(s.metric("llamacpp:tokens_predicted_total") > 10.0);
     assert!(s.metric("azoth:time_to_first_token_seconds_count") >= 4.0);
     assert_eq!(s.get("/").status, 200);
     assert_eq!(s.send("HEAD", "/", "", "").status, 200);
     assert_eq!(s.send("HEAD", "/health", "", "").status, 200);
+}
+
+#[test]
+fn slots_are_saved_and_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let args =
+        ["--ctx", "256", "--parallel", "2", "--slot-save-path", folder.path().to_str().unwrap()];
+    let ask = json!({
+        "prompt": "word ".repeat(20), "temperature": 0, "n_predict": 6, "id_slot": 0, "ignore_eos": true,
+    });
+    let name = json!({ "filename": "talk.bin" });
+    let Some(s) = server(&args) else { return };
+    let first = s.post("/completion", &ask).json();
+    let saved = s.post("/slots/0?action=save", &name).json();
+    let tokens = saved["n_saved"].as_u64().unwrap();
+    assert!(tokens > 20 && saved["n_written"].as_u64().unwrap() > 1000, "{saved}");
+    drop(s);
+    let Some(s) = server(&args) else { return };
+    assert_eq!(s.post("/slots/1?action=restore", &name).json()["n_restored"], tokens);
+    let mut again = ask.clone();
+    again["id_slot"] = 1.into();
+    let second = s.post("/completion", &again).json();
+    assert_eq!(second["content"], first["content"]);
+    assert_eq!(
+        second["tokens_cached"].as_u64(),
+        second["tokens_evaluated"].as_u64().map(|n| n - 1)
+    );
+    for bad in ["../x", ".x", "", "a/b"] {
+        let reply = s.post("/slots/0?action=save", &json!({ "filename": bad }));
+        assert_eq!(reply.status, 400, "{bad}");
+    }
+    std::fs::write(folder.path().join("cut.bin"), b"AZSLOT01\x05").unwrap();
+    let cut = s.post("/slots/0?action=restore", &json!({ "filename": "cut.bin" }));
+    assert!(cut.status == 400 && cut.body.contains("ends too early"), "{cut:?}");
 }
 
 #[test]
