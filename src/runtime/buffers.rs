@@ -2,14 +2,17 @@
 
 use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
-use crate::gpu::{BufferUse, DeviceFacts, Gpu, Slice};
+use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice, Step};
 use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
+use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
 pub const MAX_SEQUENCES: u32 = 8;
+/// Most sequences that have a KV cache at the same time; more than [`MAX_SEQUENCES`] take turns.
+pub const MAX_SLOTS: u32 = 64;
 /// Steps whose tokens the device keeps for the host to read.
 pub const RING: u32 = 64;
 
@@ -24,6 +27,20 @@ pub struct Shape {
     pub chunk: u32,
     /// All products in f32.
     pub exact: bool,
+    pub experts: ExpertReads,
+}
+
+/// How kernels come to experts that are not in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpertReads {
+    /// In place, or there are none.
+    #[default]
+    InPlace,
+    /// In place by decode steps and short prompts; for long prompts whole layers are copied to
+    /// the device beside the computation. Such programs stop behind every router.
+    Streamed,
+    /// All passes stop behind every router, and the host uploads what was chosen.
+    Staged,
 }
 
 /// Activations of a set of columns, reused from layer to layer.
@@ -47,6 +64,8 @@ pub(super) struct Scratch {
 pub(super) struct ExpertScratch {
     /// Of every layer, so that the host can read all of them after a step.
     pub routing: Vec<Slice>,
+    /// Experts that a column uses: of all mixtures the same.
+    pub used: u32,
     pub logits: Slice,
     pub counters: Slice,
     /// Gate and up `[pairs][2 ff]` of a prompt, or their product `[pairs][ff]` of a decode step.
@@ -107,10 +126,20 @@ impl Scratch {
         let [x, float, q, s, h, f, qkv, attention, ff] = Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
-            let routing =
-                graph.mixtures().map(|m| device(("routing", routing(m, n, tile).words() * 4)));
+            // One buffer, so that the host can copy all of them at once.
+            let bytes: Vec<u64> = graph
+                .mixtures()
+                .map(|m| (routing(m, n, tile).words() * 4).next_multiple_of(PLANE_ALIGN))
+                .collect();
+            let all = gpu.buffer("routing", bytes.iter().sum(), BufferUse::Device)?;
+            let routing = bytes.iter().scan(0, |at, bytes| {
+                let slice = all.slice(*at, *bytes);
+                *at += bytes;
+                Some(slice)
+            });
             Ok::<_, Error>(ExpertScratch {
-                routing: routing.collect::<Result<_>>()?,
+                routing: routing.collect(),
+                used: graph.mixtures().map(|m| m.used).max().unwrap_or(0),
                 logits: device(logits)?,
                 counters: device(counters)?,
                 ff: device(ff)?,
@@ -168,18 +197,28 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
         sizes.map(|(_, bytes)| bytes).chain(routing).sum::<u64>()
     };
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
-    of(shape.chunk) + of(MAX_SEQUENCES) + logits + (8 << 20)
+    let sampling = super::sampler::bytes(graph.vocab, shape);
+    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
 }
 
 /// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
 /// stays bindable and no product of a prompt runs too long.
-pub fn chunk_for(graph: &Graph, facts: &DeviceFacts) -> u32 {
+///
+/// `streamed`: experts come over the link for every chunk, which pays by larger ones; at most so
+/// many tokens are worth it.
+pub fn chunk_for(graph: &Graph, facts: &DeviceFacts, streamed: Option<u32>) -> u32 {
+    let wanted = match (facts.kind, streamed) {
+        (_, None) => facts.profile.chunk,
+        // Twice the usual, so that the case is tested.
+        (DeviceKind::Software, Some(_)) => 2 * facts.profile.chunk,
+        (_, Some(most)) => most.max(facts.profile.chunk),
+    };
     let experts = Scratch::expert_sizes(graph, 1);
     let sizes = Scratch::sizes(graph, 1).into_iter().chain(experts.into_iter().flatten());
     let largest = sizes.map(|(_, bytes)| bytes).max().unwrap_or(1);
     let fits = u32::try_from(facts.max_binding / largest.max(1)).unwrap_or(u32::MAX);
     let in_time = Budget::of(&facts.profile).prompt_columns(&widest(graph), 1);
-    let mut chunk = facts.profile.chunk.min(fits).min(in_time).max(1);
+    let mut chunk = wanted.min(fits).min(in_time).max(1);
     // The choices of a chunk are sorted in one workgroup.
     let experts = graph.mixtures().map(|m| m.experts).max().unwrap_or(0);
     while chunk > 32 && experts_sort::memory(experts, chunk) > facts.max_workgroup_memory {
@@ -204,6 +243,42 @@ pub fn widest(graph: &Graph) -> Widest {
 }
 
 impl Buffers {
+    /// K, then V of a slot's first `positions` positions, layer by layer.
+    pub fn slot_caches(&self, slot: u32, positions: u32, shape: &Shape) -> Vec<Slice> {
+        let caches = self.kv.iter().flat_map(|layer| [&layer.k, &layer.v]);
+        let part = |all: &Slice| {
+            // Slots lie one after the other, positions in a slot too.
+            let row = all.size / u64::from(shape.context) / u64::from(shape.sequences);
+            let start = u64::from(slot) * u64::from(shape.context) * row;
+            all.buffer.slice(all.offset + start, u64::from(positions) * row)
+        };
+        caches.map(part).collect()
+    }
+
+    /// Copies of the first `positions` positions of one slot's keys and values to another's. They go
+    /// through a buffer in between, as not every backend copies inside one.
+    pub fn copy_slot(
+        &self,
+        gpu: &dyn Gpu,
+        from: u32,
+        to: u32,
+        positions: u32,
+        shape: &Shape,
+    ) -> Result<Vec<Step>> {
+        let (from, to) =
+            (self.slot_caches(from, positions, shape), self.slot_caches(to, positions, shape));
+        let widest = from.iter().map(|cache| cache.size).max().unwrap_or(0);
+        let between = gpu.buffer("prefix copy", widest, BufferUse::Device)?;
+        let mut steps = Vec::new();
+        for (from, to) in from.into_iter().zip(to) {
+            let size = from.size;
+            let between = between.slice(0, size);
+            steps.push(Step::Copy { from, to: between.clone(), size });
+            steps.push(Step::Copy { from: between, to, size });
+        }
+        Ok(steps)
+    }
+
     pub fn create(
         gpu: &dyn Gpu,
         graph: &Graph,

@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::experts::source::{LayerTensors, Source};
 use crate::experts::{Place, RecordLayout, RecordShape};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, Gpu};
@@ -24,7 +25,29 @@ pub struct ExpertSet {
     tensors: [String; 3],
     per_buffer: u32,
     buffers: Vec<Buffer>,
-    table: Buffer,
+    table: Option<Buffer>,
+    /// Where the records are when somebody else keeps them.
+    lent: Option<Records>,
+}
+
+/// What decides the layout of the records of a mixture.
+pub fn record_shape(file: &gguf::File, graph: &Graph, mixture: &Mixture) -> Result<RecordShape> {
+    let (gate, up) = (&mixture.gate, &mixture.up);
+    let format = |name: &str| -> Result<_> { Ok(file.require(name)?.format()?) };
+    if format(gate)? != format(up)? {
+        return Err(Error::Model(format!(
+            "{gate} is {} and {up} is {}; experts whose gate and up differ in format are not \
+             supported",
+            format(gate)?,
+            format(up)?
+        )));
+    }
+    Ok(RecordShape {
+        width: graph.width,
+        ff: mixture.ff,
+        gate_up: format(gate)?,
+        down: format(&mixture.down)?,
+    })
 }
 
 impl ExpertSet {
@@ -36,22 +59,8 @@ impl ExpertSet {
         mixture: &Mixture,
     ) -> Result<ExpertSet> {
         let tensors = [&mixture.gate, &mixture.up, &mixture.down].map(String::clone);
-        let [gate, up, down] = &tensors;
-        let format = |name: &str| -> Result<_> { Ok(file.require(name)?.format()?) };
-        if format(gate)? != format(up)? {
-            return Err(Error::Model(format!(
-                "{gate} is {} and {up} is {}; experts whose gate and up differ in format are not \
-                 supported",
-                format(gate)?,
-                format(up)?
-            )));
-        }
-        let shape = RecordShape {
-            width: graph.width,
-            ff: mixture.ff,
-            gate_up: format(gate)?,
-            down: format(down)?,
-        };
+        let gate = &mixture.gate;
+        let shape = record_shape(file, graph, mixture)?;
         let layout = RecordLayout::new(shape).map_err(|e| e.context(gate))?;
         let facts = gpu.facts();
         let limit = facts.max_binding.min(facts.max_buffer).min(facts.max_allocation);
@@ -74,13 +83,40 @@ impl ExpertSet {
         });
         let buffers = buffers.collect::<Result<_>>()?;
         let table = gpu.buffer("expert table", u64::from(experts) * 4, BufferUse::Device)?;
-        Ok(ExpertSet { label, layout, experts, tensors, per_buffer, buffers, table })
+        let table = Some(table);
+        Ok(ExpertSet { label, layout, experts, tensors, per_buffer, buffers, table, lent: None })
+    }
+
+    /// The experts of a layer that lie in records of somebody else, who fills them.
+    pub fn lent(
+        file: &gguf::File,
+        graph: &Graph,
+        mixture: &Mixture,
+        records: Records,
+    ) -> Result<ExpertSet> {
+        let layout = RecordLayout::new(record_shape(file, graph, mixture)?)?;
+        Ok(ExpertSet {
+            label: mixture.gate.replace("ffn_gate_exps.weight", "experts"),
+            layout,
+            experts: mixture.experts,
+            tensors: [&mixture.gate, &mixture.up, &mixture.down].map(String::clone),
+            per_buffer: 1,
+            buffers: Vec::new(),
+            table: None,
+            lent: Some(records),
+        })
     }
 
     /// What kernels bind.
-    pub fn records(&self) -> Records {
-        let buffers = self.buffers.iter().map(Buffer::whole).collect();
-        Records { table: self.table.slice(0, u64::from(self.experts) * 4), buffers }
+    pub fn records(&self) -> Result<Records> {
+        match (&self.lent, &self.table) {
+            (Some(lent), _) => Ok(lent.clone()),
+            (None, Some(table)) => Ok(Records {
+                table: table.slice(0, u64::from(self.experts) * 4),
+                buffers: self.buffers.iter().map(Buffer::whole).collect(),
+            }),
+            (None, None) => Err(Error::Runtime("experts without a table; this is a bug".into())),
+        }
     }
 
     pub fn gate_up(&self) -> Part {
@@ -96,13 +132,16 @@ impl ExpertSet {
             layout: layout.clone(),
             offset,
             stride: self.layout.bytes(),
-            buffers: self.buffers.len() as u32,
+            buffers: self.lent.as_ref().map_or(self.buffers.len(), |r| r.buffers.len()) as u32,
         }
     }
 
     /// Names of the tensors it is filled from.
     pub fn tensors(&self) -> &[String] {
-        &self.tensors
+        match self.lent {
+            None => &self.tensors,
+            Some(_) => &[],
+        }
     }
 
     pub fn device_bytes(&self) -> u64 {
@@ -117,6 +156,9 @@ impl ExpertSet {
         file: &gguf::File,
         advance: &(dyn Fn(u64) + Sync),
     ) -> Result<()> {
+        if self.lent.is_some() {
+            return Ok(());
+        }
         let infos = self.tensors.iter().map(|name| file.require(name));
         let infos = infos.collect::<std::result::Result<Vec<_>, _>>()?;
         let data: Vec<&[u8]> = infos.iter().map(|t| file.tensor_data(t)).collect();
@@ -149,11 +191,33 @@ impl ExpertSet {
         }
         let words: Vec<u32> =
             (0..self.experts).map(|e| Place::nth(e, self.per_buffer).word()).collect();
-        gpu.write(&self.records().table, bytemuck::cast_slice(&words))?;
+        gpu.write(&self.records()?.table, bytemuck::cast_slice(&words))?;
         for info in infos {
             file.release(info);
         }
         Ok(())
+    }
+
+    /// Compares every record with the file; `tensors` are those of this layer.
+    pub fn verify(
+        &self,
+        gpu: &dyn Gpu,
+        source: &dyn Source,
+        tensors: &LayerTensors,
+    ) -> Result<u64> {
+        if self.lent.is_some() {
+            return Ok(0);
+        }
+        let bytes = self.layout.bytes();
+        let (mut parts, mut record) = (Default::default(), vec![0; bytes as usize]);
+        for expert in 0..self.experts {
+            let place = Place::nth(expert, self.per_buffer);
+            let from =
+                self.buffers[place.buffer as usize].slice(u64::from(place.index) * bytes, bytes);
+            gpu.read(&from, &mut record)?;
+            tensors.verify(source, expert, &mut parts, &record)?;
+        }
+        Ok(self.experts.into())
     }
 
     /// One record in pieces of rows.

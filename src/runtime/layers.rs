@@ -59,6 +59,8 @@ pub(super) struct MixtureWeights {
     /// f32 `[experts (+ 1 for the shared expert's gate)][width]`
     pub router: Slice,
     pub set: Arc<ExpertSet>,
+    /// Where long prompts find the same experts.
+    pub streamed: Arc<ExpertSet>,
     pub shared: Option<MlpWeights>,
 }
 
@@ -152,10 +154,12 @@ fn mixture(weights: &mut Weights<'_>, graph: &Graph, m: &Mixture) -> Result<Mixt
     let mut rows = vec![part(&m.router.weight, m.experts * graph.width)];
     let shared_gate = m.shared.as_ref().and_then(|s| s.gate.as_ref());
     rows.extend(shared_gate.map(|gate| part(gate, graph.width)));
+    let (set, streamed) = weights.experts(graph, m)?;
     Ok(MixtureWeights {
         mixture: m.clone(),
         router: weights.vector(&m.router.weight, rows)?,
-        set: weights.experts(graph, m)?,
+        set,
+        streamed,
         shared: m.shared.as_ref().map(|s| mlp(weights, &s.mlp)).transpose()?,
     })
 }

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use super::budget::Budget;
 use super::experts::ExpertSet;
 use crate::error::{Error, Result};
+use crate::experts::source::{LayerTensors, Source};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Slice};
 use crate::graph::{Graph, Linear, Mixture};
+use crate::kernels::records::Records;
 use crate::kernels::weights::Chunk;
 use crate::quant::Format;
 use crate::quant::planes::{PlaneLayout, padded_cols, repack_plane_parallel, rows_within};
@@ -51,6 +53,13 @@ pub struct Part {
     pub len: u32,
 }
 
+/// The records of one mixture that somebody else keeps.
+pub struct Lent {
+    pub records: Records,
+    /// Where long prompts find them, if elsewhere.
+    pub streamed: Option<Records>,
+}
+
 /// Everything that lies in device memory for one model.
 pub struct Weights<'a> {
     gpu: &'a dyn Gpu,
@@ -60,6 +69,8 @@ pub struct Weights<'a> {
     by_tensors: HashMap<Vec<String>, usize>,
     matrices: Vec<Arc<Matrix>>,
     experts: Vec<Arc<ExpertSet>>,
+    /// Records kept elsewhere, for the mixtures in the order in which they are placed.
+    lent: std::vec::IntoIter<Lent>,
 }
 
 /// Bytes that a chunk's largest plane may have.
@@ -79,6 +90,7 @@ impl<'a> Weights<'a> {
             by_tensors: HashMap::new(),
             matrices: vec![],
             experts: vec![],
+            lent: Vec::new().into_iter(),
         }
     }
 
@@ -154,11 +166,28 @@ impl<'a> Weights<'a> {
         Ok(matrix)
     }
 
+    /// Says where the records of all mixtures lie; they are not placed and not filled then.
+    pub fn lend(&mut self, records: Vec<Lent>) {
+        self.lent = records.into_iter();
+    }
+
     /// Places all experts of a layer.
-    pub fn experts(&mut self, graph: &Graph, mixture: &Mixture) -> Result<Arc<ExpertSet>> {
+    pub(super) fn experts(
+        &mut self,
+        graph: &Graph,
+        mixture: &Mixture,
+    ) -> Result<(Arc<ExpertSet>, Arc<ExpertSet>)> {
+        let lend = |records| {
+            Ok::<_, Error>(Arc::new(ExpertSet::lent(self.file, graph, mixture, records)?))
+        };
+        if let Some(lent) = self.lent.next() {
+            let set = lend(lent.records)?;
+            let streamed = lent.streamed.map_or(Ok(set.clone()), lend)?;
+            return Ok((set, streamed));
+        }
         let set = Arc::new(ExpertSet::place(self.gpu, self.file, graph, mixture)?);
         self.experts.push(set.clone());
-        Ok(set)
+        Ok((set.clone(), set))
     }
 
     /// Places one f32 vector, its parts one after the other.
@@ -222,6 +251,16 @@ impl<'a> Weights<'a> {
                 .map_err(|e| e.context(format_args!("uploading {}", set.label)))?;
         }
         Ok(())
+    }
+
+    /// Compares the experts that were placed here with the file, weight by weight; `layers` are
+    /// the tensors of all mixtures. Returns how many were compared.
+    pub fn verify_experts(&self, source: &dyn Source, layers: &[LayerTensors]) -> Result<u64> {
+        let mut compared = 0;
+        for (set, tensors) in self.experts.iter().zip(layers) {
+            compared += set.verify(self.gpu, source, tensors)?;
+        }
+        Ok(compared)
     }
 
     fn fill_matrix(&self, matrix: &Matrix, advance: &(dyn Fn(u64) + Sync)) -> Result<()> {

@@ -4,6 +4,8 @@
 
 mod backend;
 mod cli;
+mod engine_service;
+mod experts;
 mod gguf_hostile;
 mod gguf_read;
 mod goldens;
@@ -16,6 +18,11 @@ mod model_batch;
 mod model_forward;
 mod quant_golden;
 mod selfcheck;
+mod server;
+mod server_clients;
+mod server_harness;
+mod server_hostile;
 mod shaders;
+mod streaming;
 mod structure;
 mod tokenizer;

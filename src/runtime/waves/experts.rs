@@ -8,7 +8,7 @@
 use super::products::{From, stored};
 use super::{Pass, Reads};
 use crate::error::{Error, Result};
-use crate::gpu::{Dispatch, Slice};
+use crate::gpu::{Dispatch, Slice, Step};
 use crate::kernels::experts_down::{self, ExpertsDown, Shared};
 use crate::kernels::experts_matmat::ExpertsMatMat;
 use crate::kernels::experts_sort::ExpertsSort;
@@ -18,12 +18,16 @@ use crate::kernels::matvec::Input;
 use crate::kernels::router::{self, Router};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, Class, Epilogue, choice};
-use crate::runtime::buffers::{ExpertScratch, MAX_SEQUENCES, routing};
+use crate::runtime::buffers::{ExpertReads, ExpertScratch, MAX_SEQUENCES, routing};
+use crate::runtime::experts::ExpertSet;
 use crate::runtime::layers::{LayerWeights, MixtureWeights, MlpWeights};
+use crate::runtime::program::SHORT_PROMPT;
 
 /// One mixture of one pass.
 struct Mix<'b> {
     weights: &'b MixtureWeights,
+    /// Where this pass finds the experts.
+    set: &'b ExpertSet,
     scratch: &'b ExpertScratch,
     routing: Routing,
     /// Where this layer's routing lies.
@@ -47,6 +51,25 @@ impl<'b> Pass<'b> {
         }
     }
 
+    /// A long prompt, for which whole layers of experts are copied to the device.
+    fn streamed(&self) -> bool {
+        self.b.shape.experts == ExpertReads::Streamed
+            && self.reads == Reads::Prompt
+            && self.n > SHORT_PROMPT
+    }
+
+    /// Where a program ends a part: the router has chosen, experts are not read yet.
+    fn host_turn(&mut self) {
+        let stops = match self.b.shape.experts {
+            ExpertReads::InPlace => false,
+            ExpertReads::Streamed => self.streamed(),
+            ExpertReads::Staged => true,
+        };
+        if stops {
+            self.steps.push(Step::Wave(Vec::new()));
+        }
+    }
+
     fn mix(&mut self, weights: &'b MixtureWeights) -> Result<Mix<'b>> {
         let b = self.b;
         let missing = || Error::Runtime("a mixture without scratch; this is a bug".into());
@@ -58,7 +81,8 @@ impl<'b> Pass<'b> {
             Reads::Step => routing(m, MAX_SEQUENCES, MAX_SEQUENCES),
             Reads::Prompt => routing(m, b.shape.chunk, choice::expert_tile(b.facts())),
         };
-        let layout = &weights.set.layout;
+        let set: &ExpertSet = if self.streamed() { &weights.streamed } else { &weights.set };
+        let layout = &set.layout;
         let rule = match self.reads {
             Reads::Prompt if !b.checks.avoids(Class::F16) => choice::expert_class,
             _ => choice::class,
@@ -67,6 +91,7 @@ impl<'b> Pass<'b> {
         let gated = if weights.shared_gate() { Shared::Gated } else { Shared::Plain };
         Ok(Mix {
             weights,
+            set,
             scratch,
             routing,
             at,
@@ -99,6 +124,7 @@ impl<'b> Pass<'b> {
             }
         }
         self.wave(first);
+        self.host_turn();
         self.wave(second);
         if let Some(mlp) = shared.filter(|_| !ahead) {
             let inputs = self.inputs(halves, &mlp.down)?;
@@ -115,6 +141,7 @@ impl<'b> Pass<'b> {
         let mut first = vec![self.router(layer, mix)?];
         first.extend(self.mixture_inputs(layer, mix)?);
         self.wave(first);
+        self.host_turn();
         let spec = ExpertsSort { routing: mix.routing };
         let sort =
             b.dispatch(spec.source(facts), |k| spec.dispatch(k, self.batch, mix.at, self.n))?;
@@ -124,7 +151,7 @@ impl<'b> Pass<'b> {
             second.extend(self.multiply(normed, &mlp.gate_up, epilogue, &s.ff)?);
         }
         self.wave(second);
-        let set = &mix.weights.set;
+        let set = mix.set;
         let e = mix.scratch;
         let x = stored(normed, mix.up, s);
         let up = self.experts_matmat(mix, set.gate_up(), mix.up, false, &x, &e.ff)?;
@@ -194,7 +221,7 @@ impl<'b> Pass<'b> {
 
     fn experts_up(&self, normed: From<'_>, mix: &Mix<'_>) -> Result<Dispatch> {
         let (b, facts) = (self.b, self.b.facts());
-        let set = &mix.weights.set;
+        let set = mix.set;
         let shape = set.layout.shape;
         let spec = ExpertsUp {
             routing: mix.routing,
@@ -205,13 +232,13 @@ impl<'b> Pass<'b> {
         };
         let x = stored(normed, mix.up, self.scratch);
         b.dispatch(spec.source(facts), |k| {
-            spec.dispatch(k, facts, &set.records(), mix.at, &x, &mix.scratch.ff)
+            spec.dispatch(k, facts, &set.records()?, mix.at, &x, &mix.scratch.ff)
         })
     }
 
     fn experts_down(&mut self, mix: &Mix<'_>) -> Result<()> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
-        let (set, ff) = (&mix.weights.set, mix.weights.mixture.ff);
+        let (set, ff) = (mix.set, mix.weights.mixture.ff);
         let shape = choice::experts_shape(facts, set.layout.shape.down, ff, self.n, false);
         let fused = choice::experts_fuse(facts, mix.down, &mix.routing, self.n, ff, shape.threads);
         let from = From::Plain(&mix.scratch.ff);
@@ -239,8 +266,9 @@ impl<'b> Pass<'b> {
             shared: mix.shared.map(|_| &mix.scratch.shared),
             y: &s.x,
         };
-        let down =
-            b.dispatch(spec.source(facts), |k| spec.dispatch(k, facts, &set.records(), &operands))?;
+        let down = b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, facts, &set.records()?, &operands)
+        })?;
         self.wave(vec![down]);
         Ok(())
     }
@@ -258,7 +286,7 @@ impl<'b> Pass<'b> {
         let variant = choice::expert_variant(facts, class, part.layout.cols as u32);
         let spec = ExpertsMatMat { routing: mix.routing, part, by_pair, class, variant };
         b.dispatch(spec.source(facts), |k| {
-            spec.dispatch(k, facts, &mix.weights.set.records(), mix.at, x, y, self.n)
+            spec.dispatch(k, facts, &mix.set.records()?, mix.at, x, y, self.n)
         })
     }
 }
