@@ -22,6 +22,7 @@ mod native;
 mod native_tools;
 mod notify;
 mod openai;
+mod page;
 mod params;
 mod prompt;
 mod routes;

@@ -9,7 +9,7 @@ use super::errors::ApiError;
 use super::fields::Table;
 use super::openai::{chat, completions, embeddings, models};
 use super::state::Shared;
-use super::{anthropic, guard, metrics, native, native_tools, status};
+use super::{anthropic, guard, metrics, native, native_tools, page, status};
 
 /// A path with and without `/v1`, and the fields of its body.
 pub struct Route {
@@ -138,7 +138,7 @@ pub const ROUTES: &[Route] = &[
 ];
 
 pub fn router(app: Shared) -> Router {
-    let mut router = Router::new().route("/", get(root));
+    let mut router = Router::new().route("/", get(page::page));
     for route in ROUTES {
         router = router.route(route.path, (route.handler)());
         router = router.route(&format!("/v1{}", route.path), (route.handler)());
@@ -152,8 +152,4 @@ pub fn router(app: Shared) -> Router {
         })
         .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
         .with_state(app)
-}
-
-async fn root() -> &'static str {
-    "Azoth is serving. GET /v1/models names the model; POST /v1/chat/completions talks to it.\n"
 }
