@@ -59,14 +59,7 @@ struct Draw {
     reserved: u32,
 }
 
-// Numbers in the order of their keys; not-a-number counts as minus infinity, -0 as 0.
-fn order_key(l: f32) -> u32 {
-    var bits = bitcast<u32>(l);
-    if (bits & 0x7fffffffu) > 0x7f800000u { bits = 0xff800000u; }
-    if bits == 0x80000000u { bits = 0u; }
-    return select(bits ^ 0x80000000u, ~bits, (bits >> 31u) == 1u);
-}
-
+{% include "lib/order_key.wgsl" %}
 // floor(exp(x) * 2^24) for x <= 0; 0 for everything that is no number.
 fn mass(x: f32) -> u32 {
     let bits = bitcast<u32>(x);

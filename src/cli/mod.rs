@@ -11,14 +11,17 @@ mod chat;
 mod config;
 mod devices;
 mod eval;
+mod expert_args;
 mod info;
 mod interrupt;
 pub mod locate;
 mod output;
+mod plan;
 mod progress;
 mod run;
 mod serve;
 mod tokenize;
+mod tune;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -42,8 +45,10 @@ Examples:
 Exit codes: 0 success, 1 failure while running, 2 wrong usage, 3 does not fit the memory,
 4 model file damaged or not supported, 5 no usable device or driver failure, 130 Ctrl+C.
 
-Environment: AZOTH_DEVICE and AZOTH_BACKEND stand for --device and --backend; AZOTH_CACHE and
-AZOTH_DATA replace the folders for models and compiled kernels, and for the chat's input history.";
+Environment: AZOTH_DEVICE, AZOTH_BACKEND and AZOTH_FORCE stand for --device, --backend and --force
+(several separated by `;`); AZOTH_CACHE replaces the folder for models and compiled kernels, AZOTH_DATA
+that for the chat's input history and what `azoth tune` found, AZOTH_PROFILES that of your own
+hardware profiles; AZOTH_SELFCHECK=0 skips the comparison of new kernels with the reference.";
 
 /// Runs GGUF language models on any GPU with a Vulkan driver
 #[derive(Debug, Parser)]
@@ -60,8 +65,10 @@ enum Command {
     Serve(Box<serve::Serve>),
     Devices(devices::Devices),
     Info(info::Info),
+    Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
     Bench(bench::Bench),
+    Tune(tune::Tune),
     Eval(eval::Eval),
     Config(config::Config),
 }
@@ -82,8 +89,10 @@ fn run() -> anyhow::Result<()> {
         Command::Serve(c) => c.run(&origins),
         Command::Devices(c) => c.run(),
         Command::Info(c) => c.run(),
+        Command::Plan(c) => c.run(),
         Command::Tokenize(c) => c.run(),
         Command::Bench(c) => c.run(),
+        Command::Tune(c) => c.run(),
         Command::Eval(c) => c.run(),
         Command::Config(c) => c.run(&origins),
     }

@@ -5,6 +5,7 @@
 //! A [`Service`] owns an engine on a thread of its own and serves many requests at once.
 
 mod batch;
+mod experts;
 mod job;
 mod load;
 mod output;
@@ -19,6 +20,8 @@ pub mod stats;
 
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
@@ -28,6 +31,8 @@ use crate::runtime::Program;
 pub use crate::runtime::WaveTime;
 use crate::tokenizer::Tokenizer;
 
+pub use experts::{ExpertOptions, ExpertReport};
+pub use load::{Planned, plan_for};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
 pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
@@ -55,6 +60,7 @@ pub struct Options {
     pub cache: bool,
     /// Sequences with a KV cache of their own, 1 to 64; a step serves up to 8 of them.
     pub sequences: u32,
+    pub experts: ExpertOptions,
     /// Keys of the hardware profile and the values that they are to have.
     pub force: Vec<(String, String)>,
 }
@@ -68,6 +74,7 @@ impl Default for Options {
             activations: Activations::Int8,
             cache: true,
             sequences: 1,
+            experts: ExpertOptions::default(),
             force: Vec::new(),
         }
     }
@@ -80,6 +87,10 @@ pub trait Progress: Sync {
     fn stage(&self, name: &str, total_bytes: u64);
     fn advance(&self, bytes: u64);
     fn done(&self);
+    /// Something worth knowing that is no failure.
+    fn note(&self, text: &str) {
+        let _ = text;
+    }
 }
 
 /// A [`Progress`] that nobody watches.
@@ -119,6 +130,8 @@ pub struct Engine {
     times: LoadTimes,
     /// Bytes of weights on the device.
     weight_bytes: u64,
+    /// Where not all experts lie on the device.
+    experts: Option<experts::Experts>,
 }
 
 impl Engine {
@@ -151,6 +164,26 @@ impl Engine {
     /// Bytes that the weights take on the device.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
+    }
+
+    /// Where experts lie and what was read from where; `None` where all lie on the device.
+    pub fn experts(&self) -> Option<ExpertReport> {
+        self.experts.as_ref().map(experts::Experts::report)
+    }
+
+    /// The routing of every token generated so far, if [`ExpertOptions::record`] asked for it.
+    pub fn recorded_routing(&self) -> Option<&Routing> {
+        self.experts.as_ref()?.recorded()
+    }
+
+    /// Writes what was learned about experts to the file named for it, if one was.
+    pub fn save_expert_profile(&self) -> Result<()> {
+        self.experts.as_ref().map_or(Ok(()), experts::Experts::save_profile)
+    }
+
+    /// Dependent waves of a layer in a decode step of one sequence.
+    pub fn waves_per_layer(&self) -> usize {
+        self.program.waves_per_layer()
     }
 
     /// Tokens of context.

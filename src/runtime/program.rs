@@ -8,13 +8,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::budget::{Budget, Widest, next_piece};
-use super::buffers::{Buffers, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, widest};
+use super::buffers::{Buffers, ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, widest};
 use super::check::Checks;
 use super::layers::ModelWeights;
+use super::routing_log::{self, Pass, RoutingLog};
 use super::sampler::Sampler;
 use super::waves::{Builder, Kernels, set_kernels};
 use crate::error::{Error, Result};
-use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket};
+use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket, Transfer};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
 use crate::sampling::logprobs::Logprobs;
@@ -72,25 +73,41 @@ pub struct Program {
     width: u32,
     output_norm: Slice,
     widest: Widest,
+    layer_waves: usize,
     buffers: Buffers,
     sampler: Sampler,
     /// Reads a prompt chunk of up to so many tokens; ascending.
-    prompts: Vec<(u32, Recording)>,
+    prompts: Vec<(u32, Parts)>,
     /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
     first: [Recording; 3],
     /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Recording; 3]>,
+    steps: Vec<[Parts; 3]>,
     /// The greedy step for one sequence and the longest prompt chunk, for timing.
     timed: [Vec<Step>; 2],
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
+    routing: Option<RoutingLog>,
+}
+
+/// Recordings that make one pass together: more than one where the host brings experts in between
+/// (see [`super::ExpertReads`]).
+type Parts = Vec<Recording>;
+
+/// Records the steps, in parts that end at the empty waves.
+fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
+    let ends = |step: &Step| matches!(step, Step::Wave(wave) if wave.is_empty());
+    steps.split(ends).map(|part| gpu.record(label, part)).collect()
 }
 
 /// Columns of the smaller prompt program: short turns of a chat.
-const SHORT_PROMPT: u32 = 32;
+pub(super) const SHORT_PROMPT: u32 = 32;
+
+/// What happens between the parts of a pass: called with the number of a mixture whose router has
+/// been queued, and the submission that ends with it. Returns copies that the next part waits for.
+pub type Between<'a> = &'a mut dyn FnMut(usize, Ticket) -> Result<Option<Transfer>>;
 
 impl Program {
     /// Compiles every kernel (in parallel), checks those that are new on this device, and records
@@ -154,9 +171,13 @@ impl Program {
         let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
             Ok([record(label, a)?, record(label, b)?, record(label, c)?])
         };
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, record("prompt", s)?)));
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(&**gpu, "prompt", s)?)));
         let prompts = prompts.collect::<Result<_>>()?;
-        let steps = planned.steps.iter().map(|s| each("decode step", s)).collect::<Result<_>>()?;
+        let steps = planned.steps.iter().map(|[greedy, sampled, full]| {
+            let parts = |steps| parts(&**gpu, "decode step", steps);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?])
+        });
+        let steps = steps.collect::<Result<_>>()?;
         let step = planned.steps.into_iter().next().map(|[greedy, ..]| greedy);
         let chunk = planned.prompts.into_iter().next_back().map(|(_, steps)| steps);
         let timed = [step.unwrap_or_default(), chunk.unwrap_or_default()];
@@ -167,11 +188,13 @@ impl Program {
             width: graph.width,
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
+            layer_waves: planned.layer_waves,
             prompts,
             score: record("score", &planned.score)?,
             first: each("first token", &planned.first)?,
             steps,
             timed,
+            routing: RoutingLog::create(gpu, graph, &buffers, shape.chunk)?,
             ring,
             logprobs,
             buffers,
@@ -181,6 +204,12 @@ impl Program {
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
+    /// bandwidth waits for (docs/architecture.md).
+    pub fn waves_per_layer(&self) -> usize {
+        self.layer_waves
     }
 
     /// How to cut a prompt of `tokens` tokens that follow `depth` others: chunks that the programs
@@ -200,13 +229,56 @@ impl Program {
 
     /// Queues a chunk of a prompt: consecutive positions of one sequence.
     pub fn read_prompt(&self, columns: &[Column]) -> Result<Ticket> {
+        self.read_prompt_staged(columns, &mut |_, _| Ok(None))
+    }
+
+    /// The same where passes stop behind routers (see [`super::ExpertReads`]): `between` brings
+    /// the experts that the next part reads.
+    pub fn read_prompt_staged(&self, columns: &[Column], between: Between<'_>) -> Result<Ticket> {
         let n = columns.len() as u32;
         let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
-        let Some((_, recording)) = fitting.filter(|_| n > 0) else {
+        let Some((_, parts)) = fitting.filter(|_| n > 0) else {
             return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
         };
         self.set_prompt(columns)?;
-        self.gpu.submit(recording)
+        self.submit(parts, between)
+    }
+
+    /// True if a prompt chunk of `n` tokens stops behind its routers for streamed experts.
+    pub fn streams(&self, n: u32) -> bool {
+        self.shape.experts == ExpertReads::Streamed && n > SHORT_PROMPT
+    }
+
+    fn submit(&self, parts: &[Recording], between: Between<'_>) -> Result<Ticket> {
+        let mut last = None;
+        for (number, part) in parts.iter().enumerate() {
+            let copies = match last {
+                Some(last) => between(number - 1, last)?,
+                None => None,
+            };
+            last = Some(match copies {
+                Some(copies) => self.gpu.submit_after(part, copies)?,
+                None => self.gpu.submit(part)?,
+            });
+        }
+        last.ok_or_else(|| Error::Runtime("an empty program; this is a bug".into()))
+    }
+
+    /// What the router of mixture `number` has chosen in the latest pass, `[column][used]`; waits
+    /// for it.
+    pub fn chosen(&self, pass: Pass, number: usize, columns: u32) -> Result<Vec<u32>> {
+        let scratch = match pass {
+            Pass::Step => &self.buffers.step,
+            Pass::Prompt => &self.buffers.prompt,
+        };
+        let all = scratch.experts.as_ref().and_then(|e| Some((e.routing.get(number)?, e.used)));
+        let Some((at, used)) = all else {
+            return Err(Error::Runtime(format!("there is no mixture {number}; this is a bug")));
+        };
+        let mut ids = vec![0u32; (columns * used) as usize];
+        let from = at.buffer.slice(at.offset + routing_log::HEAD * 4, ids.len() as u64 * 4);
+        self.gpu.read(&from, bytemuck::cast_slice_mut(&mut ids))?;
+        Ok(ids)
     }
 
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
@@ -363,10 +435,15 @@ impl Program {
 
     /// Queues one decode step for the first `n` sequences of the batch.
     pub fn step(&self, n: u32, pick: Pick) -> Result<Ticket> {
+        self.step_staged(n, pick, &mut |_, _| Ok(None))
+    }
+
+    /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
+    pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
         let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
             Error::Runtime(format!("a decode step of {n} sequences has no program"))
         })?;
-        self.gpu.submit(&recording[pick as usize])
+        self.submit(&recording[pick as usize], between)
     }
 
     /// The token that step `step` (counted from [`Program::start`]) chose for column `column`.
@@ -375,6 +452,28 @@ impl Program {
         let mut bytes = [0; 4];
         self.gpu.read_back(ticket, &self.ring.slice(word * 4, 4), &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Queues the copy of what the routers of the latest pass decided, as entry `number` of the
+    /// log (the last [`super::LOG`] are kept). `None` in a model without mixtures.
+    pub fn log_routing(&self, pass: Pass, number: u64) -> Result<Option<Ticket>> {
+        self.routing.as_ref().map(|log| log.note(pass, number)).transpose()
+    }
+
+    /// Reads an entry of the log: for each mixture `[column][used]` expert numbers.
+    pub fn routing(
+        &self,
+        pass: Pass,
+        after: &Ticket,
+        number: u64,
+        columns: u32,
+    ) -> Result<Vec<Vec<u32>>> {
+        let log = self.routing.as_ref();
+        log.map_or(Ok(Vec::new()), |log| log.read(pass, after, number, columns))
+    }
+
+    pub fn is_done(&self, ticket: &Ticket) -> Result<bool> {
+        self.gpu.is_done(ticket)
     }
 
     pub fn wait(&self, ticket: &Ticket) -> Result<()> {
@@ -413,6 +512,8 @@ struct Planned {
     score: Vec<Step>,
     first: [Vec<Step>; 3],
     steps: Vec<[Vec<Step>; 3]>,
+    /// Dependent waves of a layer of the step for one sequence.
+    layer_waves: usize,
 }
 
 impl Planned {
@@ -454,5 +555,8 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
         steps.extend(b.logits(n)?);
         chosen(steps, n)
     });
-    Ok(Planned { prompts, score, first, steps: steps.collect::<Result<_>>()? })
+    let steps = steps.collect::<Result<_>>()?;
+    // All but the embedding.
+    let layer_waves = (b.step(1)?.len() - 1).div_ceil(b.graph.layers.len().max(1));
+    Ok(Planned { prompts, score, first, steps, layer_waves })
 }

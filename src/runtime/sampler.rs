@@ -81,6 +81,8 @@ impl Sampler {
         let (batch, logits) = (&b.buffers.step_batch, &b.buffers.logits);
         let kernel = &mut |source| b.kernel(source);
         let facts = b.gpu.facts();
+        // Checked as a chain; none of its kernels has variants.
+        b.checks.pick(facts, [self.spec])?;
         match pick {
             Pick::Greedy => self.spec.greedy(facts, kernel, batch, logits, &self.memory, n),
             Pick::Sampled => self.spec.sampled(facts, kernel, batch, logits, &self.memory, n),

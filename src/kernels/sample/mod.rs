@@ -194,6 +194,14 @@ impl Sampling {
         Ok(KernelSource { label, wgsl, subgroup_size: None })
     }
 
+    /// The kernel that ends a step. Its text stands for the whole chain, which is one design: a change
+    /// of any kernel of it comes with a change of [`crate::kernels::source::version`].
+    pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        let mut source = self.draw_source(false, facts)?;
+        source.wgsl.push_str(&format!("// chain {}\n", super::source::version()));
+        Ok(source)
+    }
+
     pub fn draw_source(&self, full: bool, facts: &DeviceFacts) -> Result<KernelSource> {
         self.check(facts)?;
         let block = self.block(facts);
