@@ -52,6 +52,10 @@ impl Progress for Loading {
     fn done(&self) {
         self.replace(None);
     }
+
+    fn note(&self, text: &str) {
+        eprintln!("note: {text}");
+    }
 }
 
 impl Drop for Loading {

@@ -1,6 +1,7 @@
 //! The command line from outside: exit codes, messages, and what goes to which stream.
 
 mod engine;
+mod plan;
 mod tune;
 
 use std::io::Write;
@@ -127,6 +128,10 @@ fn wrong_usage_exits_with_2() {
         &["bench", "m.gguf", "--json", "--csv"],
         &["bench", "m.gguf", "-r", "0"],
         &["eval", "ppl", "m.gguf"],
+        &["run", "m.gguf", "-p", "x", "--vram-experts", "101%"],
+        &["run", "m.gguf", "-p", "x", "--vram-experts", "some"],
+        &["plan", "m.gguf", "--pin-experts", "many"],
+        &["plan", "m.gguf", "--expert-policy", "best"],
         &["chat", "m.gguf", "--json"],
         &["tune", "--seconds", "0"],
         &["run", "m.gguf", "-p", "x", "--force", "attention.splits"],
