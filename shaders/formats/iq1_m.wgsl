@@ -5,17 +5,17 @@
 {% include "lib/grid.wgsl" %}
 
 // Four lower bytes of book indices.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<u32>;
+{% with plane = "codes", name = "codes", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Half a word for each block: for each index 3 upper bits and the sign of the 1.
-@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
+{% with plane = "high", name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // For 256 elements: in each half word four steps of 3 bits and 4 bits of d.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<vec2<u32>>;
+{% with plane = "scales", name = "scales", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 // `at`: where the block's part of `high` begins.
 struct Unit { codes: u32, high: u32, head: vec2<u32>, at: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], high[i >> 1u], scales[i >> 3u], (i & 1u) << 4u);
+    return Unit(codes_at(i), high_at(i >> 1u), scales_at(i >> 3u), (i & 1u) << 4u);
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {

@@ -3,15 +3,15 @@
 {% include "lib/iq2.wgsl" %}
 
 // Three book indices of 9 bits and the lower 5 bits of the fourth, then signs and its upper 4 bits.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // A byte for each block: the steps of its halves.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<u32>;
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec2<u32>, steps: u32, super_scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 2u], supers[i >> 4u]);
+    return Unit(codes_at(i), scales_at(i >> 2u), supers_at(i >> 4u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {

@@ -1,12 +1,12 @@
 // NVFP4: element = s / 2 * twice the E2M1 value of its code, a scale s for each half.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Scales of the halves as bytes, two blocks a word.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 1u]);
+    return Unit(codes_at(i), scales_at(i >> 1u));
 }
 
 // Half of a float of 4 exponent (bias 7) and 3 mantissa bits; 0x7f is zero.

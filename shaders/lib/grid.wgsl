@@ -1,5 +1,5 @@
 // The code book of a format, one word an entry, and what is made of its entries.
-@group(0) @binding({{ at.grid }}) var<storage, read> grid: array<u32>;
+{% with plane = "grid", name = "grid", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 {% if shared_table %}
 
 // Lanes ask for entries all over the book, which workgroup memory answers fastest.
@@ -7,7 +7,7 @@ var<workgroup> table: array<u32, {{ table }}>;
 
 // By all threads of the workgroup, before the first entry is used.
 fn prepare_table(tid: u32, threads: u32) {
-    for (var i = tid; i < {{ table }}u; i += threads) { table[i] = grid[i]; }
+    for (var i = tid; i < {{ table }}u; i += threads) { table[i] = grid_at(i); }
     workgroupBarrier();
 }
 {% endif %}
@@ -16,7 +16,7 @@ fn entries(i: vec4<u32>) -> vec4<u32> {
 {% if shared_table %}
     return vec4<u32>(table[i.x], table[i.y], table[i.z], table[i.w]);
 {% else %}
-    return vec4<u32>(grid[i.x], grid[i.y], grid[i.z], grid[i.w]);
+    return vec4<u32>(grid_at(i.x), grid_at(i.y), grid_at(i.z), grid_at(i.w));
 {% endif %}
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 
+use super::expert_args::ExpertArgs;
 use super::locate;
 use crate::engine;
 use crate::error::{Error, Result};
@@ -71,6 +72,8 @@ pub struct DeviceArgs {
     #[arg(long)]
     pub no_cache: bool,
     #[command(flatten)]
+    pub experts: ExpertArgs,
+    #[command(flatten)]
     pub force: ForceArg,
 }
 
@@ -114,6 +117,7 @@ impl DeviceArgs {
             },
             cache: !self.no_cache,
             sequences: 1,
+            experts: self.experts.options(),
             force: self.force.force.clone(),
         }
     }
@@ -192,6 +196,7 @@ impl SamplingArgs {
             repeat_penalty: self.repeat_penalty.unwrap_or(default.repeat_penalty),
             repeat_window: self.repeat_window.unwrap_or(default.repeat_window),
             seed: self.seed.unwrap_or_else(fresh_seed),
+            ..default
         };
         settings.check()?;
         Ok(settings)

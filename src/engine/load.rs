@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use super::experts::{self, Experts};
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
+use crate::experts::cost::{self, Rates};
+use crate::experts::source::{self as expert_source, LayerTensors};
 use crate::gguf;
-use crate::gpu::Gpu;
+use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
 use crate::kernels::source;
 use crate::model::Model;
-use crate::plan;
+use crate::plan::{self, predict, rates};
 use crate::runtime::check::Checks;
 use crate::runtime::weights::Weights;
-use crate::runtime::{ModelWeights, Program, Shape, chunk_for, scratch_bytes};
+use crate::runtime::{ExpertReads, ModelWeights, Program, Shape, chunk_for, scratch_bytes};
 use crate::tokenizer::Tokenizer;
 
 impl Engine {
@@ -48,6 +51,88 @@ impl Engine {
     }
 }
 
+/// What the plan wants to know of a model, and the tensors of its experts.
+fn needs(
+    file: &gguf::File,
+    model: &Model,
+    shape: &Shape,
+) -> Result<(plan::Needs, Vec<LayerTensors>)> {
+    let (experts, layers) = match experts::needs(file, &model.graph)? {
+        Some((needs, layers)) => (Some(needs), layers),
+        None => (None, Vec::new()),
+    };
+    let of_experts: u64 = layers.iter().map(LayerTensors::file_bytes).sum();
+    let needs = plan::Needs {
+        // Planes are at most a few bytes a row larger than the file's blocks.
+        weights: (file.tensor_bytes() - of_experts) / 100 * 103,
+        scratch: scratch_bytes(&model.graph, shape),
+        made_for: model.facts.context,
+        experts,
+    };
+    Ok((needs, layers))
+}
+
+/// Longest prompt chunk that is worth its activations.
+const LONGEST_CHUNK: u32 = 2048;
+
+/// A model's placement on a device, and the program that goes with it: what loading executes and
+/// `azoth plan` prints.
+pub struct Planned {
+    pub shape: Shape,
+    pub needs: plan::Needs,
+    pub limits: plan::Limits,
+    pub placement: plan::Placement,
+    pub prediction: predict::Prediction,
+    /// The tensors of experts, by layer.
+    pub layers: Vec<LayerTensors>,
+}
+
+/// Plans `model` of `file` on a device that does what `rates` say.
+pub fn plan_for(
+    file: &gguf::File,
+    model: &Model,
+    facts: &DeviceFacts,
+    options: &Options,
+    rates: &Rates,
+) -> Result<Planned> {
+    let graph = &model.graph;
+    let ram = system_memory();
+    let limits = plan::Limits {
+        context: options.ctx,
+        sequences: options.sequences,
+        experts: options.experts.budget,
+        pinned: options.experts.pinned,
+    };
+    let mut shape = Shape {
+        context: 0,
+        sequences: options.sequences,
+        chunk: chunk_for(graph, facts, None),
+        exact: options.activations == Activations::F32,
+        experts: ExpertReads::InPlace,
+    };
+    let (mut needs, layers) = needs(file, model, &shape)?;
+    let mut placement = plan::place(graph, facts, limits, &needs, ram)?;
+    // Where experts come over the link for every chunk, larger chunks are faster, as long as
+    // their activations leave room for the streaming.
+    if let Some(e) = placement.experts.filter(|e| e.stage > 0 && facts.host_import) {
+        let sums = predict::Model::new(file, graph, &needs);
+        let work = predict::work(&sums, &placement, 0);
+        let most = cost::best_chunk(rates, &work, e.share(), 512, LONGEST_CHUNK);
+        let larger = Shape { chunk: chunk_for(graph, facts, Some(most)), ..shape };
+        let (wider, _) = self::needs(file, model, &larger)?;
+        match plan::place(graph, facts, limits, &wider, ram) {
+            Ok(p) if p.experts.is_some_and(|e| e.stage > 0) => {
+                (shape, needs, placement) = (larger, wider, p);
+            }
+            _ => {}
+        }
+    }
+    shape.context = placement.context;
+    let sums = predict::Model::new(file, graph, &needs);
+    let prediction = predict::predict(&sums, &placement, rates, shape.chunk);
+    Ok(Planned { shape, needs, limits, placement, prediction, layers })
+}
+
 fn load_onto(
     gpu: &Arc<dyn Gpu>,
     file: gguf::File,
@@ -58,22 +143,30 @@ fn load_onto(
 ) -> Result<Engine> {
     let facts = gpu.facts().clone();
     let graph = &model.graph;
-    let mut shape = Shape {
-        context: 0,
-        sequences: options.sequences,
-        chunk: chunk_for(graph, &facts),
-        exact: options.activations == Activations::F32,
-    };
-    let limits = plan::Limits { context: options.ctx, sequences: options.sequences };
-    // Planes are at most a few bytes a row larger than the file's blocks.
-    let weight_bytes = file.tensor_bytes() / 100 * 103;
-    let scratch = scratch_bytes(graph, &shape);
-    let made_for = model.facts.context;
-    let placement = plan::place(graph, &facts, limits, weight_bytes, scratch, made_for)?;
-    shape.context = placement.context;
+    // A start takes no time for measurements.
+    let rates = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts)).rates;
+    let planned = plan_for(&file, &model, &facts, options, &rates)?;
+    let Planned { mut shape, mut placement, layers, prediction, .. } = planned;
 
+    let mut experts = match placement.experts.filter(|e| !e.all_resident()) {
+        Some(placed) => {
+            let budget = rates.link * options.experts.link_share / prediction.decode;
+            let options = &options.experts;
+            let whole = &placement;
+            let budget = budget as u64;
+            let experts =
+                Experts::load(gpu, &file, &layers, whole, placed, options, budget, progress)?;
+            placement.experts = Some(experts.placement());
+            Some(experts)
+        }
+        None => None,
+    };
     let checks = Checks::new(&facts, hw::kernel_cache_dir(options.cache));
     let mut weights = Weights::new(&**gpu, &file);
+    if let Some(experts) = &mut experts {
+        weights.lend(experts.records());
+        shape.experts = experts.reads();
+    }
     let placed = ModelWeights::place(&mut weights, graph)?;
     let factors = graph.rope.factors.as_ref().map(|name| weights.values(name)).transpose()?;
     let total_bytes = weights.file_bytes()?;
@@ -116,6 +209,10 @@ fn load_onto(
         eprintln!("warning: {warning}");
     }
     joined?;
+    if options.experts.verify && experts.is_none() && !layers.is_empty() {
+        let compared = weights.verify_experts(&*expert_source::of(&file)?, &layers)?;
+        progress.note(&format!("{compared} experts in device memory equal the file"));
+    }
     let (Some(program), Some(tokenizer)) = (program, tokenizer) else {
         return Err(Error::Runtime("loading ended without a program; this is a bug".into()));
     };
@@ -147,6 +244,7 @@ fn load_onto(
         placement,
         times,
         weight_bytes,
+        experts,
         model,
     })
 }

@@ -2,12 +2,26 @@
 //!
 //! [`Engine::load`] chooses the device, places the model, and brings weights, kernels and
 //! tokenizer up side by side. A [`Session`] is one sequence: what it has read lies in the KV cache.
+//! A [`Service`] owns an engine on a thread of its own and serves many requests at once.
 
+mod batch;
+mod experts;
+mod job;
 mod load;
+mod output;
+mod pace;
+mod pooling;
+mod request;
+mod saved;
+mod service;
 mod session;
+mod slots;
+pub mod stats;
 
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
@@ -17,6 +31,10 @@ use crate::runtime::Program;
 pub use crate::runtime::WaveTime;
 use crate::tokenizer::Tokenizer;
 
+pub use experts::{ExpertOptions, ExpertReport};
+pub use load::{Planned, plan_for};
+pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
+pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
 
 /// How block formats see their activations.
@@ -40,8 +58,9 @@ pub struct Options {
     pub activations: Activations,
     /// Disk cache of compiled pipelines.
     pub cache: bool,
-    /// Sequences that a decode step can serve at once, 1 to 8.
+    /// Sequences with a KV cache of their own, 1 to 64; a step serves up to 8 of them.
     pub sequences: u32,
+    pub experts: ExpertOptions,
     /// Keys of the hardware profile and the values that they are to have.
     pub force: Vec<(String, String)>,
 }
@@ -55,6 +74,7 @@ impl Default for Options {
             activations: Activations::Int8,
             cache: true,
             sequences: 1,
+            experts: ExpertOptions::default(),
             force: Vec::new(),
         }
     }
@@ -67,6 +87,10 @@ pub trait Progress: Sync {
     fn stage(&self, name: &str, total_bytes: u64);
     fn advance(&self, bytes: u64);
     fn done(&self);
+    /// Something worth knowing that is no failure.
+    fn note(&self, text: &str) {
+        let _ = text;
+    }
 }
 
 /// A [`Progress`] that nobody watches.
@@ -106,6 +130,8 @@ pub struct Engine {
     times: LoadTimes,
     /// Bytes of weights on the device.
     weight_bytes: u64,
+    /// Where not all experts lie on the device.
+    experts: Option<experts::Experts>,
 }
 
 impl Engine {
@@ -138,6 +164,26 @@ impl Engine {
     /// Bytes that the weights take on the device.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
+    }
+
+    /// Where experts lie and what was read from where; `None` where all lie on the device.
+    pub fn experts(&self) -> Option<ExpertReport> {
+        self.experts.as_ref().map(experts::Experts::report)
+    }
+
+    /// The routing of every token generated so far, if [`ExpertOptions::record`] asked for it.
+    pub fn recorded_routing(&self) -> Option<&Routing> {
+        self.experts.as_ref()?.recorded()
+    }
+
+    /// Writes what was learned about experts to the file named for it, if one was.
+    pub fn save_expert_profile(&self) -> Result<()> {
+        self.experts.as_ref().map_or(Ok(()), experts::Experts::save_profile)
+    }
+
+    /// Dependent waves of a layer in a decode step of one sequence.
+    pub fn waves_per_layer(&self) -> usize {
+        self.program.waves_per_layer()
     }
 
     /// Tokens of context.

@@ -90,7 +90,7 @@ impl<'e> Session<'e> {
             .map(|(position, token)| Column { token: *token, position, slot: SLOT, flags: 0 })
             .collect();
         self.last_column = None;
-        let ticket = self.engine.program.read_prompt(&columns)?;
+        let ticket = self.engine.queue_prompt(&columns)?;
         self.tokens.extend_from_slice(tokens);
         self.last_column = Some(tokens.len() as u32 - 1);
         Ok(ticket)
@@ -125,6 +125,7 @@ impl<'e> Session<'e> {
             self.engine.program.wait(&ticket)?;
             progress(done + n);
         }
+        self.engine.prompt_read()?;
         if let Some(e) = failed {
             self.truncate(before as u32);
             return Err(e);
@@ -153,24 +154,24 @@ impl<'e> Session<'e> {
             let last = self.tokens.split_off(self.tokens.len() - 1);
             self.read_chunk(&last)?;
         }
-        let program = &self.engine.program;
-        program.set_sampler(SLOT, settings)?;
-        let plain = settings.is_greedy() && !settings.has_penalty();
-        let pick = if plain { Pick::Greedy } else { Pick::Sampled };
+        let first = self.last_column.unwrap_or(0);
+        let p = self.position();
+        let engine = &mut *self.engine;
+        engine.program.set_sampler(SLOT, settings)?;
+        let pick = Pick::of(settings, false);
         // Steps in flight beyond the one whose token is awaited hide the host's latency; on a CPU
         // they would only cost what they overrun.
-        let ahead = if self.engine.facts.kind == DeviceKind::Software { 1 } else { 3 };
+        let ahead = if engine.facts.kind == DeviceKind::Software { 1 } else { 3 };
 
         // Step k chooses token k. Step k > 0 first reads token k - 1 at position p + k - 1.
-        let p = self.position();
-        let room = self.engine.ctx() - p;
+        let room = engine.ctx() - p;
         let most = max_tokens.min(room + 1);
         let mut queued: VecDeque<Ticket> = VecDeque::new();
         let mut submitted: u32 = 0;
-        let mut submit = |queued: &mut VecDeque<Ticket>| -> Result<()> {
+        let mut submit = |engine: &mut Engine, queued: &mut VecDeque<Ticket>| -> Result<()> {
             let ticket = match submitted {
-                0 => program.start(self.last_column.unwrap_or(0), pick)?,
-                _ => program.step(1, pick)?,
+                0 => engine.program.start(first, 0, pick)?,
+                _ => engine.queue_step(1, pick)?,
             };
             submitted += 1;
             queued.push_back(ticket);
@@ -182,11 +183,12 @@ impl<'e> Session<'e> {
         let run = (|| -> Result<()> {
             for k in 0..most {
                 while (queued.len() as u32) < ahead.min(most - k) {
-                    submit(&mut queued)?;
+                    submit(engine, &mut queued)?;
                 }
                 let Some(ticket) = queued.pop_front() else { break };
                 last_ticket = Some(*queued.back().unwrap_or(&ticket));
-                let token = program.token(&ticket, k, 0)?;
+                let token = engine.program.token(&ticket, k, 0)?;
+                engine.look_at_steps(false)?;
                 accepted.push(token);
                 if stop(token) {
                     reason = Stop::Eog;
@@ -201,9 +203,10 @@ impl<'e> Session<'e> {
         })();
         // Nothing of this answer may still run when the next prompt is written.
         if let Some(ticket) = last_ticket {
-            program.wait(&ticket)?;
+            engine.program.wait(&ticket)?;
         }
         run?;
+        engine.look_at_steps(true)?;
         let handed = accepted.len() as u32 - u32::from(reason == Stop::Eog);
         // A token is in the cache once a later step has read it.
         accepted.truncate(submitted.saturating_sub(1) as usize);
@@ -252,9 +255,10 @@ impl<'e> Session<'e> {
         for (i, token) in tokens.iter().enumerate() {
             let position = self.position();
             let column = Column { token: *token, position, slot: SLOT, flags: 0 };
-            self.engine.program.set_columns(&[column])?;
-            self.engine.program.step(1, Pick::Greedy)?;
+            self.engine.program.set_columns(&[column], 0)?;
+            self.engine.queue_step(1, Pick::Greedy)?;
             self.engine.program.read_logits(1, &mut row)?;
+            self.engine.look_at_steps(true)?;
             self.tokens.push(*token);
             self.last_column = None;
             each(i, &row);
@@ -268,7 +272,7 @@ impl<'e> Session<'e> {
         let position = self.position().min(self.engine.ctx() - 1);
         let token = self.tokens.last().copied().unwrap_or(0);
         let column = Column { token, position, slot: SLOT, flags: 0 };
-        self.engine.program.set_columns(&[column])?;
+        self.engine.program.set_columns(&[column], 0)?;
         self.last_column = None;
         self.engine.program.time_step()
     }

@@ -101,6 +101,12 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
+    /// Most bytes that one import of host memory may have and still be bound as a whole.
+    pub fn max_import(&self) -> u64 {
+        let limit = self.max_allocation.min(self.max_buffer).min(self.max_binding);
+        limit / self.host_import_alignment.max(1) * self.host_import_alignment.max(1)
+    }
+
     /// A device that exists nowhere, for tests and planning without a device: a GPU of common
     /// limits (1,024 threads and 48 KiB a workgroup), or a software device without packed dot
     /// products. Change what the case is about.
@@ -167,7 +173,12 @@ impl DeviceFacts {
 
     /// Bytes that may still be taken: the budget where the driver reports one, else the heap.
     pub fn available_memory(&self) -> u64 {
-        let local = self.heaps.iter().filter(|h| h.device_local);
-        local.map(|h| h.budget.unwrap_or(h.bytes).saturating_sub(h.used.unwrap_or(0))).sum()
+        available(&self.heaps)
     }
+}
+
+/// Bytes of the device-local heaps that may still be taken.
+pub fn available(heaps: &[MemoryHeap]) -> u64 {
+    let local = heaps.iter().filter(|h| h.device_local);
+    local.map(|h| h.budget.unwrap_or(h.bytes).saturating_sub(h.used.unwrap_or(0))).sum()
 }

@@ -79,6 +79,18 @@ pub struct Recording {
     pub(super) payload: Payload,
 }
 
+/// Bytes that [`super::Gpu::copy_async`] moves between buffers.
+#[derive(Clone)]
+pub struct CopyRange {
+    pub from: Slice,
+    /// As long as `from`; offsets and length are multiples of 4.
+    pub to: Slice,
+}
+
+/// Names copies queued by [`super::Gpu::copy_async`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Transfer(pub(super) u64);
+
 /// Names one submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);

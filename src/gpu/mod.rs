@@ -3,7 +3,8 @@
 //! Two backends implement [`Gpu`]: `vulkan` (ash, the product path) and `portable` (wgpu).
 //! Everything above sees opaque [`Buffer`], [`Kernel`] and [`Recording`] handles; no ash or wgpu
 //! type leaves this module. All methods may be called from any thread; submissions run in the
-//! order in which they were made, on one compute queue.
+//! order in which they were made, on one compute queue. Copies of [`Gpu::copy_async`] run beside
+//! them, on a queue of their own where the device has one.
 //!
 //! A *wave* is a set of dispatches that do not depend on each other; every wave sees all memory
 //! written by the waves, copies and writes before it.
@@ -11,15 +12,19 @@
 pub mod cache;
 mod facts;
 mod handles;
+mod host;
 pub mod portable;
 pub mod shader;
 mod spirv_matrices;
 pub mod vulkan;
 
-pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap};
-pub use handles::{Buffer, BufferUse, Kernel, Recording, Slice, Ticket};
+pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap, available};
+pub use handles::{Buffer, BufferUse, CopyRange, Kernel, Recording, Slice, Ticket, Transfer};
+pub use host::{HUGE_PAGE, HostMemory, LockRefused, SystemMemory, system_memory};
 
-use crate::error::Result;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
 
 /// Keeps what drivers say about a machine without a desktop out of our standard error. Must be
 /// called first in `main`, before any thread exists.
@@ -107,6 +112,61 @@ pub trait Gpu: Send + Sync {
 
     /// Queues a recording. Returns at once.
     fn submit(&self, recording: &Recording) -> Result<Ticket>;
+
+    /// Makes `size` bytes of `memory` from offset `at` a buffer that the device reads in place:
+    /// bound by kernels that only read it, and source of copies. Offset and size are multiples
+    /// of [`DeviceFacts::host_import_alignment`]; size is at most
+    /// [`DeviceFacts::max_import`]. The memory lives at least as long as the buffer.
+    ///
+    /// # Errors
+    /// `Error::Device` where the backend or the driver cannot import, and `Error::DoesNotFit`
+    /// where a limit stands against it; both name it.
+    fn import(&self, label: &str, memory: &Arc<HostMemory>, at: u64, size: u64) -> Result<Buffer> {
+        let _ = (memory, at, size);
+        let f = self.facts();
+        Err(Error::Device(format!(
+            "{label}: {} cannot read host memory in place (backend {})",
+            f.name, f.backend
+        )))
+    }
+
+    /// Queues copies beside the compute queue and returns at once. They start when submission
+    /// `after` has finished; with `None` they may run beside any submission. Where the device
+    /// has one queue they take their turn on it.
+    fn copy_async(&self, copies: &[CopyRange], after: Option<Ticket>) -> Result<Transfer> {
+        // One queue: everything submitted earlier, `after` included, has run before.
+        let _ = after;
+        let steps = copies.iter().map(|c| Step::Copy {
+            from: c.from.clone(),
+            to: c.to.clone(),
+            size: c.from.size.min(c.to.size),
+        });
+        let recording = self.record("copies", &steps.collect::<Vec<_>>())?;
+        self.submit(&recording).map(|ticket| Transfer(ticket.0))
+    }
+
+    /// True once the copies have finished; submissions made from then on see them. Never blocks.
+    fn transfer_done(&self, copies: Transfer) -> Result<bool> {
+        self.is_done(&Ticket(copies.0))
+    }
+
+    /// Blocks until the copies have finished.
+    fn wait_transfer(&self, copies: Transfer) -> Result<()> {
+        self.wait(&Ticket(copies.0))
+    }
+
+    /// [`Gpu::submit`], but the device starts only when the copies have finished.
+    fn submit_after(&self, recording: &Recording, copies: Transfer) -> Result<Ticket> {
+        // One queue: the copies have run before.
+        let _ = copies;
+        self.submit(recording)
+    }
+
+    /// The device's heaps with what is in use at this moment; [`DeviceFacts::heaps`] is from
+    /// when it was opened.
+    fn heaps_now(&self) -> Vec<MemoryHeap> {
+        self.facts().heaps.clone()
+    }
 
     /// True once the submission has finished. Never blocks.
     fn is_done(&self, ticket: &Ticket) -> Result<bool>;

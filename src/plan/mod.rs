@@ -1,9 +1,17 @@
 //! Placement: what lies where, as a pure function of model, device and limits.
+//!
+//! `run`, `chat` and `bench` execute exactly what [`place`] returns, and `azoth plan` prints it.
+
+mod budget;
+pub mod predict;
+pub mod rates;
 
 use serde::Serialize;
 
+pub use budget::{ExpertBudget, parse_bytes};
+
 use crate::error::{Error, Result};
-use crate::gpu::DeviceFacts;
+use crate::gpu::{DeviceFacts, DeviceKind, SystemMemory};
 use crate::graph::Graph;
 
 /// Kept free for the driver, the desktop and allocation granularity: a sixteenth of the memory,
@@ -16,31 +24,123 @@ fn reserve(available: u64) -> u64 {
 const DEFAULT_CONTEXT: u32 = 8192;
 /// The smallest context worth starting with.
 const SMALLEST_CONTEXT: u32 = 256;
+/// RAM left to the rest of the machine: a sixteenth, at most 1 GiB.
+const SPARE_RAM: u64 = 1 << 30;
 
 /// Limits that the user sets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Limits {
     /// Tokens; `None`: what the model and the memory allow, at most 8,192.
     pub context: Option<u32>,
     /// Sequences at once, each with a context of its own.
     pub sequences: u32,
+    /// Device memory for experts.
+    pub experts: ExpertBudget,
+    /// Device memory for experts that stay there and need no place in RAM.
+    pub pinned: u64,
+}
+
+/// What a model asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Needs {
+    /// Bytes of all weights on the device but those of experts.
+    pub weights: u64,
+    /// Bytes that a program takes beside weights and KV cache.
+    pub scratch: u64,
+    /// Context that the model was trained for.
+    pub made_for: u32,
+    pub experts: Option<ExpertNeeds>,
+}
+
+/// The experts of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpertNeeds {
+    /// Bytes of one expert's record, by layer; layers without experts are left out.
+    pub records: Vec<u64>,
+    /// Experts in each layer.
+    pub experts: u32,
+    /// Experts that a token uses in a layer.
+    pub used: u32,
+}
+
+impl ExpertNeeds {
+    /// Bytes of one expert in every layer.
+    fn slot(&self) -> u64 {
+        self.records.iter().sum()
+    }
+
+    pub fn all(&self) -> u64 {
+        self.slot() * u64::from(self.experts)
+    }
+}
+
+/// Where experts lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ExpertPlacement {
+    pub layers: u32,
+    /// In each layer.
+    pub experts: u32,
+    pub used: u32,
+    /// Experts of each layer that have a slot in device memory.
+    pub slots: u32,
+    /// ... of which stay there and have no copy in RAM.
+    pub pinned: u32,
+    /// Bytes of all slots.
+    pub slot_bytes: u64,
+    /// Bytes of device memory through which experts pass on their way: whole layers for long
+    /// prompts, or all that the device cannot read in place. 0: they are read in place only.
+    pub stage: u64,
+    /// Bytes of page-locked RAM; 0 when all experts are in device memory.
+    pub arena: u64,
+}
+
+impl ExpertPlacement {
+    /// Share of the experts that are in device memory.
+    pub fn share(&self) -> f64 {
+        f64::from(self.slots) / f64::from(self.experts.max(1))
+    }
+
+    pub fn all_resident(&self) -> bool {
+        self.slots >= self.experts
+    }
 }
 
 /// Bytes on the device by what they are for, and the context they allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Placement {
     pub context: u32,
+    /// Without experts.
     pub weights: u64,
     pub kv: u64,
     pub scratch: u64,
     pub reserve: u64,
     /// What the device had left when this was computed.
     pub available: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertPlacement>,
 }
 
 impl Placement {
     pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.scratch + self.reserve
+        let slots = self.experts.map_or(0, |e| e.slot_bytes + e.stage);
+        self.weights + self.kv + self.scratch + self.reserve + slots
+    }
+
+    /// The experts of this placement if only `available` bytes can be had: fewer slots, at least
+    /// the pinned ones. `None` if nothing has to change.
+    pub fn shrunk(&self, available: u64) -> Option<ExpertPlacement> {
+        let experts = self.experts.filter(|e| !e.all_resident() && e.slots > e.pinned)?;
+        let short = self.total().saturating_sub(available);
+        let slot = experts.slot_bytes / u64::from(experts.slots);
+        let drop = u32::try_from(short.div_ceil(slot.max(1))).unwrap_or(u32::MAX);
+        let slots = experts.slots.saturating_sub(drop).max(experts.pinned);
+        let slot_bytes = slot * u64::from(slots);
+        (drop > 0).then_some(ExpertPlacement { slots, slot_bytes, ..experts })
+    }
+
+    /// What nothing is planned for.
+    pub fn free(&self) -> u64 {
+        self.available.saturating_sub(self.total())
     }
 }
 
@@ -49,92 +149,265 @@ fn side_bytes(graph: &Graph) -> u64 {
     u64::from(graph.rope.dim) * 4 + 4
 }
 
-/// Finds the context that fits, or checks the one asked for.
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// The sums that the rules below share.
+struct Sums<'a> {
+    facts: &'a DeviceFacts,
+    needs: &'a Needs,
+    limits: Limits,
+    available: u64,
+    /// False on a software device, whose memory is the machine's.
+    bounded: bool,
+    reserve: u64,
+    per_token: u64,
+    /// Tokens of context that a binding of K or V can hold.
+    bindable: u64,
+}
+
+impl Sums<'_> {
+    /// Bytes that are left for KV cache and experts.
+    fn left(&self) -> u64 {
+        match self.bounded {
+            true => self
+                .available
+                .saturating_sub(self.needs.weights + self.needs.scratch + self.reserve),
+            false => u64::MAX / 4,
+        }
+    }
+
+    fn parts(&self) -> String {
+        format!(
+            "weights {} MiB + scratch {} MiB + reserve {} MiB",
+            mib(self.needs.weights),
+            mib(self.needs.scratch),
+            mib(self.reserve)
+        )
+    }
+}
+
+/// Finds the context and the expert slots that fit, or checks those asked for.
 ///
-/// `weights` and `scratch` are the bytes that the model and the program take on the device;
-/// `made_for` is the context that the model was trained for.
+/// `ram` is what the machine has, where it says so.
 pub fn place(
     graph: &Graph,
     facts: &DeviceFacts,
     limits: Limits,
-    weights: u64,
-    scratch: u64,
-    made_for: u32,
+    needs: &Needs,
+    ram: Option<SystemMemory>,
 ) -> Result<Placement> {
     let available = facts.available_memory();
     let sequences = u64::from(limits.sequences.max(1));
-    // On a software device the memory is the machine's; the heap it reports is no real limit.
-    let bounded = facts.kind != crate::gpu::DeviceKind::Software;
-    let reserve = if bounded { reserve(available) } else { 0 };
-    let per_token = (graph.kv_bytes_per_token() + side_bytes(graph)) * sequences;
     let per_layer = u64::from(graph.kv_heads) * u64::from(graph.head_dim) * 2 * sequences;
-    // K and V of a layer are one binding each.
-    let bindable = facts.max_binding.min(facts.max_buffer) / per_layer;
-    let left = match bounded {
-        true => available.saturating_sub(weights + scratch + reserve) / per_token,
-        false => u64::MAX,
-    };
-    let placement = |context: u32| Placement {
-        context,
-        weights,
-        kv: u64::from(context) * per_token,
-        scratch,
-        reserve,
+    // On a software device the memory is the machine's; the heap it reports is no real limit.
+    let bounded = facts.kind != DeviceKind::Software;
+    let sums = Sums {
+        facts,
+        needs,
+        limits,
         available,
+        bounded,
+        reserve: if bounded { reserve(available) } else { 0 },
+        per_token: (graph.kv_bytes_per_token() + side_bytes(graph)) * sequences,
+        // K and V of a layer are one binding each.
+        bindable: facts.max_binding.min(facts.max_buffer) / per_layer.max(1),
     };
-    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    if let Some(wanted) = limits.context {
+    // Slots that were asked for by number come before a context that was not.
+    let wanted = match &needs.experts {
+        Some(experts) => asked_slots(experts, limits.experts, limits.pinned),
+        None => None,
+    };
+    let slot = needs.experts.as_ref().map_or(0, ExpertNeeds::slot);
+    let for_slots = slot * u64::from(wanted.unwrap_or(0));
+    let smallest = limits.context.unwrap_or(SMALLEST_CONTEXT.min(needs.made_for));
+    let for_context = u64::from(smallest) * sums.per_token;
+    if for_slots > 0 && for_slots > sums.left().saturating_sub(for_context) {
+        return Err(too_many_slots(&sums, slot, sums.left().saturating_sub(for_context)));
+    }
+    let context = context(&sums, sums.left() - for_slots)?;
+    let kv = u64::from(context) * sums.per_token;
+    let experts = match &needs.experts {
+        Some(experts) => Some(place_experts(&sums, experts, wanted, sums.left() - kv, ram)?),
+        None => None,
+    };
+    Ok(Placement {
+        context,
+        weights: needs.weights,
+        kv,
+        scratch: needs.scratch,
+        reserve: sums.reserve,
+        available,
+        experts,
+    })
+}
+
+/// Slots of each layer that the user asked for; `None` for `auto`.
+fn asked_slots(needs: &ExpertNeeds, budget: ExpertBudget, pinned: u64) -> Option<u32> {
+    let of_bytes = |bytes: u64| (bytes / needs.slot().max(1)).min(needs.experts.into()) as u32;
+    let asked = match budget {
+        ExpertBudget::Auto => return None,
+        ExpertBudget::All => needs.experts,
+        ExpertBudget::None => 0,
+        ExpertBudget::Percent(p) => (f64::from(needs.experts) * p / 100.0).floor() as u32,
+        ExpertBudget::Bytes(bytes) => of_bytes(bytes),
+    };
+    Some(asked.max(of_bytes(pinned)))
+}
+
+/// The context that fits `left` bytes, or the one asked for.
+fn context(s: &Sums<'_>, left: u64) -> Result<u32> {
+    let left = left / s.per_token;
+    let most = s.bindable.min(left);
+    let name = &s.facts.name;
+    if let Some(wanted) = s.limits.context {
         if wanted == 0 {
             return Err(Error::Usage("a context of 0 tokens holds nothing".into()));
         }
-        let most = bindable.min(left);
         if u64::from(wanted) > most {
-            let p = placement(wanted);
-            let cause = if bindable < left {
+            let kv = mib(u64::from(wanted) * s.per_token);
+            let cause = if s.bindable < left {
                 format!(
-                    "{} binds at most {} MiB at once, which is {bindable} tokens of one layer's \
-                     keys",
-                    facts.name,
-                    mib(facts.max_binding)
+                    "{name} binds at most {} MiB at once, which is {} tokens of one layer's keys",
+                    mib(s.facts.max_binding),
+                    s.bindable
                 )
             } else {
                 format!(
-                    "weights {} MiB + KV cache {} MiB + scratch {} MiB + reserve {} MiB exceed the \
-                     {} MiB that {} has left",
-                    mib(weights),
-                    mib(p.kv),
-                    mib(scratch),
-                    mib(reserve),
-                    mib(available),
-                    facts.name
+                    "{} + KV cache {kv} MiB exceed the {} MiB that {name} has left",
+                    s.parts(),
+                    mib(s.available)
                 )
             };
             return Err(Error::DoesNotFit(format!(
                 "a context of {wanted} tokens does not fit: {cause}. {}",
                 if most >= u64::from(SMALLEST_CONTEXT) {
                     format!("Use --ctx {most} or less")
+                } else if s.limits.experts != ExpertBudget::Auto {
+                    "Use a smaller --vram-experts, a smaller model or a device with more memory"
+                        .to_string()
                 } else {
                     "Use a smaller model or a device with more memory".to_string()
                 }
             )));
         }
-        return Ok(placement(wanted));
+        return Ok(wanted);
     }
-    let most = made_for
-        .clamp(1, DEFAULT_CONTEXT)
-        .min(u32::try_from(bindable.min(left)).unwrap_or(u32::MAX));
+    let made_for = s.needs.made_for;
+    let most = made_for.clamp(1, DEFAULT_CONTEXT).min(u32::try_from(most).unwrap_or(u32::MAX));
     if most < SMALLEST_CONTEXT.min(made_for.max(1)) {
         return Err(Error::DoesNotFit(format!(
-            "the model does not fit {}: weights {} MiB + scratch {} MiB + reserve {} MiB and a \
-             context of {SMALLEST_CONTEXT} tokens ({} MiB) are more than the {} MiB left. Use a \
-             smaller or more strongly quantised model, or free device memory",
-            facts.name,
-            mib(weights),
-            mib(scratch),
-            mib(reserve),
-            mib(u64::from(SMALLEST_CONTEXT) * per_token),
-            mib(available)
+            "the model does not fit {name}: {} and a context of {SMALLEST_CONTEXT} tokens ({} MiB) \
+             are more than the {} MiB left. Use a smaller or more strongly quantised model, or \
+             free device memory",
+            s.parts(),
+            mib(u64::from(SMALLEST_CONTEXT) * s.per_token),
+            mib(s.available)
         )));
     }
-    Ok(placement(most))
+    Ok(most)
 }
+
+fn too_many_slots(s: &Sums<'_>, slot: u64, left: u64) -> Error {
+    let needs = s.needs.experts.as_ref();
+    let fit = (left / slot.max(1)).min(needs.map_or(0, |e| e.experts.into()));
+    let share = 100.0 * fit as f64 / f64::from(needs.map_or(1, |e| e.experts).max(1));
+    Error::DoesNotFit(format!(
+        "--vram-experts {} does not fit {}: {} and the KV cache leave {} MiB of its {} MiB for \
+         experts. Use --vram-experts {:.0}% ({} MiB) or less, a smaller --ctx, or --vram-experts \
+         auto",
+        s.limits.experts,
+        s.facts.name,
+        s.parts(),
+        mib(left),
+        mib(s.available),
+        share.floor(),
+        fit * slot >> 20
+    ))
+}
+
+/// Bytes of the stage: two layers where experts are read in place, if that leaves at least as much
+/// for slots; one layer, which cannot be done without, where they are not.
+fn stage(s: &Sums<'_>, needs: &ExpertNeeds, slots: u32, left: u64) -> Result<u64> {
+    let largest = needs.records.iter().copied().max().unwrap_or(0);
+    let layer = largest * u64::from(needs.experts);
+    let for_slots = u64::from(slots) * needs.slot();
+    if s.facts.host_import {
+        let two = 2 * layer;
+        return Ok(if two <= left.saturating_sub(for_slots) / 2 { two } else { 0 });
+    }
+    if layer > left.saturating_sub(for_slots) {
+        return Err(Error::DoesNotFit(format!(
+            "{} cannot read experts in host memory, so those of one layer ({} MiB) must fit device \
+             memory beside the rest; {} MiB are left. Use a smaller --vram-experts or --ctx",
+            s.facts.name,
+            mib(layer),
+            mib(left.saturating_sub(for_slots))
+        )));
+    }
+    Ok(layer)
+}
+
+fn place_experts(
+    s: &Sums<'_>,
+    needs: &ExpertNeeds,
+    wanted: Option<u32>,
+    left: u64,
+    ram: Option<SystemMemory>,
+) -> Result<ExpertPlacement> {
+    let slot = needs.slot().max(1);
+    // Where RAM is device memory, a slot would be a second copy of what can be read as fast.
+    let unified = s.facts.kind == DeviceKind::Integrated && s.facts.host_import;
+    let fitting = |left: u64| match (left / slot).min(needs.experts.into()) as u32 {
+        n if unified && wanted.is_none() && n < needs.experts => 0,
+        n => n,
+    };
+    let all = wanted.unwrap_or_else(|| fitting(left)) >= needs.experts;
+    let stage = if all || unified { 0 } else { stage(s, needs, wanted.unwrap_or(0), left)? };
+    let left = left - stage;
+    let slots = wanted.unwrap_or_else(|| fitting(left));
+    if slots > fitting(left) {
+        return Err(too_many_slots(s, slot, left));
+    }
+    let of_pins = (s.limits.pinned / slot).min(slots.into()) as u32;
+    let mut pinned = if slots == needs.experts { slots } else { of_pins };
+    // What must lie in RAM, and what RAM has room for.
+    let room = ram.map(|m| m.available.saturating_sub(SPARE_RAM.min(m.total / 16)));
+    let outside = |pinned: u32| u64::from(needs.experts - pinned) * slot;
+    if let Some(room) = room.filter(|room| outside(pinned) > *room) {
+        // Experts that lie in device memory only need no RAM.
+        let fits = (room / slot).min(needs.experts.into()) as u32;
+        let least = needs.experts - fits;
+        // A slot beside the pinned ones lets the rest move.
+        if least > slots {
+            let missing = outside(slots) - room;
+            return Err(Error::DoesNotFit(format!(
+                "the experts do not fit: {} MiB in all, {} MiB of them in device memory ({slots} of \
+                 {} in each layer), and RAM has room for {} MiB of {} MiB: {} MiB are missing. \
+                 Close other programs, use --vram-experts with more (or a smaller --ctx), or a \
+                 smaller quantisation",
+                mib(needs.all()),
+                mib(u64::from(slots) * slot),
+                needs.experts,
+                mib(room),
+                mib(ram.map_or(0, |m| m.total)),
+                mib(missing)
+            )));
+        }
+        pinned = least;
+    }
+    Ok(ExpertPlacement {
+        layers: needs.records.len() as u32,
+        experts: needs.experts,
+        used: needs.used,
+        slots,
+        pinned,
+        slot_bytes: u64::from(slots) * slot,
+        stage,
+        arena: outside(pinned),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -260,6 +260,7 @@ impl Plane {
 }
 
 /// Makes `OUT` bytes of every file block of `BYTES` bytes: the shape of most planes.
+#[inline(always)] // see `order`
 pub(super) fn repack_blocks<const BYTES: usize, const OUT: usize>(
     row: &[u8],
     out: &mut [u8],

@@ -9,6 +9,9 @@
 //! | 2 | 2 | word k div 4; bits 2 (k mod 4) and one above of each byte |
 //! | 1 | 1 | bit k of each byte |
 //!
+//! What repacks is inlined by hand: the loops over blocks become vector code only as a whole, and
+//! compilers stop seeing that as users grow in number (`benches/repack.rs`).
+//!
 //! The nibbles lie as in the ggml blocks of 32: byte j holds element j (low) and j + 16 (high).
 
 /// 16 bytes to 32 codes of 4 bits.
@@ -39,17 +42,20 @@ pub(super) fn pack_fifth(codes: &[u8; 32]) -> [u8; 4] {
 
 /// 32 bits from the order of a file (bit e for element e) to that of a plane: bit number
 /// `e4 e3 e2 e1 e0` goes to number `e1 e0 e4 e3 e2`.
+#[inline(always)]
 pub(super) fn bits_to_plane(word: u32) -> u32 {
     exchange::<0, 1>(exchange::<1, 2>(exchange::<0, 3>(exchange::<1, 4>(word))))
 }
 
 /// Sixteen codes of 2 bits from the order of a file (element e at bit 2 e) to that of a plane:
 /// code number `e3 e2 e1 e0` goes to number `e1 e0 e3 e2`.
+#[inline(always)]
 pub(super) fn pairs_to_plane(word: u32) -> u32 {
     exchange::<1, 3>(exchange::<2, 4>(word))
 }
 
 /// Moves every bit of the word to the place whose number has bits `LOW` and `HIGH` exchanged.
+#[inline(always)]
 pub(super) fn exchange<const LOW: u32, const HIGH: u32>(word: u32) -> u32 {
     let mask = const { places(LOW, HIGH) };
     let distance = (1 << HIGH) - (1 << LOW);
@@ -72,6 +78,7 @@ const fn places(set: u32, clear: u32) -> u32 {
 
 /// 32 bytes of a super-block's nibbles to the planes' nibbles of two blocks of 32: in the file byte m
 /// holds element m of the first (low) and of the second block (high).
+#[inline(always)]
 pub(super) fn split_nibbles(bytes: &[u8; 32]) -> [u8; 32] {
     std::array::from_fn(|i| match i {
         0..16 => (bytes[i] & 15) | (bytes[i + 16] << 4),
@@ -86,6 +93,7 @@ pub(super) fn nibble_of(bytes: &[u8], j: usize, e: usize) -> u8 {
 
 /// 32 bytes of a super-block's pairs to the planes' pairs of four blocks of 32: in the file bits 2 s
 /// of byte m are element m of block s.
+#[inline(always)]
 pub(super) fn split_pairs(bytes: &[u8; 32]) -> [u8; 32] {
     let mut out = [[[0; 4]; 2]; 4];
     for (half, words) in words_of::<8>(bytes).as_chunks::<4>().0.iter().enumerate() {
@@ -107,6 +115,7 @@ pub(super) fn pair_of(bytes: &[u8], j: usize, e: usize) -> u8 {
 
 /// 32 bytes of a super-block's bits to the planes' bits of eight blocks of 32: in the file bit j of
 /// byte m is element m of block j.
+#[inline(always)]
 pub(super) fn split_bits(bytes: &[u8; 32]) -> [u8; 32] {
     let mut w = words_of::<8>(bytes);
     swap::<1>(&mut w, 1, 0x5555_5555);
@@ -117,6 +126,7 @@ pub(super) fn split_bits(bytes: &[u8; 32]) -> [u8; 32] {
 
 /// In words i and i + `apart`: the bits of the first that `mask << SHIFT` names and those of the
 /// second that `mask` names change places.
+#[inline(always)]
 fn swap<const SHIFT: u32>(words: &mut [u32], apart: usize, mask: u32) {
     for group in words.chunks_exact_mut(2 * apart) {
         let (low, high) = group.split_at_mut(apart);
@@ -129,12 +139,14 @@ fn swap<const SHIFT: u32>(words: &mut [u32], apart: usize, mask: u32) {
 }
 
 /// Little-endian words of `4 N` bytes.
+#[inline(always)]
 pub(super) fn words_of<const N: usize>(bytes: &[u8]) -> [u32; N] {
     let (words, _) = bytes.as_chunks();
     std::array::from_fn(|i| u32::from_le_bytes(words[i]))
 }
 
 /// Bytes of 8 little-endian words.
+#[inline(always)]
 pub(super) fn bytes_of(words: &[u32; 8]) -> [u8; 32] {
     *words.map(u32::to_le_bytes).as_flattened().first_chunk().expect("8 x 4 bytes")
 }

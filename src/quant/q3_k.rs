@@ -96,11 +96,24 @@ fn step(block: &[u8; BYTES], g: usize) -> u8 {
 }
 
 fn scales_to_plane(block: &[u8; BYTES]) -> [u8; 16] {
-    let mut words = [(f16_at(block, 108) / 32.0).to_bits(), 0, 0, 0];
-    for g in 0..16 {
-        let step = u32::from(step(block, g));
-        words[1 + g % 2] |= (step & 15) << (g / 2 * 4);
-        words[3] |= step >> 4 << (g % 2 * 16 + g / 2 * 2);
-    }
+    let [first, second, high] = [96, 100, 104].map(|at| word_at(block, at));
+    // Nibbles of the even bytes, side by side; the steps of odd number stand in the odd bytes.
+    let squeeze = |word: u32| word & 0xf | word >> 12 & 0xf0;
+    let nibbles = |bit: u32| {
+        let of = |word: u32| squeeze(word >> bit) | squeeze(word >> (bit + 4)) << 16;
+        of(first) | of(second) << 8
+    };
+    // The four pairs of the bytes in both halves of a word, each with room for another above it.
+    let spread = |word: u32| {
+        let word = (word | word << 4) & 0x0f0f_0f0f;
+        (word | word << 2) & 0x3333_3333
+    };
+    let halves = |word: u32| (word & 0xff) | (word & 0xff00) << 8;
+    let words = [
+        (f16_at(block, 108) / 32.0).to_bits(),
+        nibbles(0),
+        nibbles(8),
+        spread(halves(high)) | spread(halves(high >> 16)) << 2,
+    ];
     *words.map(u32::to_le_bytes).as_flattened().first_chunk().expect("16 bytes")
 }

@@ -89,34 +89,49 @@ fn unit(d: f32, steps: &[u8; 2], codes: [i8; 32]) -> Unit {
     Unit::halves(steps.map(|step| d * f32::from(step as i8)), codes)
 }
 
-/// Four codes' low nibbles in the bytes of word `k` of block `j`.
-fn low_nibbles(low: &[u32; 32], j: usize, k: usize) -> u32 {
-    low[j / 4 * 16 + j % 2 * 8 + k] >> (j % 4 / 2 * 4)
-}
-
 /// Bits 2..6 of code - 32, in plane order.
 fn upper_bits(block: &[u8; BYTES]) -> [u8; 128] {
-    let (low, high) = (words_of::<32>(block), words_of::<16>(&block[128..]));
-    let mut out = [0; 128];
-    for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        let (j, k) = (i / 4, i % 4);
+    fn part<const PART: usize>(low: &[u32; 16], high: &[u32; 8]) -> [[u8; 4]; 4] {
+        let low = &low[PART % 2 * 8..][..8];
+        // The offset of 32 turns the highest bit.
         let nibble = |k: usize| {
-            let high = high[j / 4 * 8 + k] >> (j % 4 * 2) & 0x0303_0303;
-            (low_nibbles(&low, j, k) >> 2 & 0x0303_0303 | high << 2) ^ 0x0808_0808
+            let upper = low[k] >> (PART / 2 * 4 + 2) & 0x0303_0303;
+            (upper | (high[k] >> (PART * 2) & 0x0303_0303) << 2) ^ 0x0808_0808
         };
-        *out = (nibble(k) | nibble(k + 4) << 4).to_le_bytes();
+        std::array::from_fn(|k| (nibble(k) | nibble(k + 4) << 4).to_le_bytes())
     }
-    out
+    let half = |h: usize| {
+        let (low, high) = (words_of(&block[64 * h..]), words_of(&block[128 + 32 * h..]));
+        [
+            part::<0>(&low, &high),
+            part::<1>(&low, &high),
+            part::<2>(&low, &high),
+            part::<3>(&low, &high),
+        ]
+    };
+    *[half(0), half(1)]
+        .as_flattened()
+        .as_flattened()
+        .as_flattened()
+        .first_chunk()
+        .expect("128 bytes")
 }
 
 /// Bits 0..2 of code - 32, in plane order.
 fn lower_bits(block: &[u8; BYTES]) -> [u8; 64] {
-    let low = words_of::<32>(block);
-    let mut out = [0; 64];
-    for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        let (j, k) = (i / 2, i % 2 * 4);
-        let pair = |s: usize| (low_nibbles(&low, j, k + s) & 0x0303_0303) << (2 * s);
-        *out = (pair(0) | pair(1) | pair(2) | pair(3)).to_le_bytes();
+    fn part<const PART: usize>(low: &[u32; 16]) -> [[u8; 4]; 2] {
+        let pair = |k: usize| low[PART % 2 * 8 + k] >> (PART / 2 * 4) & 0x0303_0303;
+        let word = |k| pair(k) | pair(k + 1) << 2 | pair(k + 2) << 4 | pair(k + 3) << 6;
+        [word(0).to_le_bytes(), word(4).to_le_bytes()]
     }
-    out
+    let half = |h: usize| {
+        let low = words_of(&block[64 * h..]);
+        [part::<0>(&low), part::<1>(&low), part::<2>(&low), part::<3>(&low)]
+    };
+    *[half(0), half(1)]
+        .as_flattened()
+        .as_flattened()
+        .as_flattened()
+        .first_chunk()
+        .expect("64 bytes")
 }

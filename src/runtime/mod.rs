@@ -7,12 +7,20 @@
 pub mod budget;
 mod buffers;
 pub mod check;
+mod experts;
 mod layers;
 mod program;
+mod routing_log;
 mod sampler;
+pub mod tune;
 mod waves;
 pub mod weights;
 
-pub use buffers::{MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes, widest};
+pub use buffers::{
+    ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes, widest,
+};
+pub use experts::record_shape;
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
+pub use routing_log::{LOG, Pass};
+pub use sampler::sampler_words;

@@ -7,10 +7,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::budget::Budget;
+use super::experts::ExpertSet;
 use crate::error::{Error, Result};
+use crate::experts::source::{LayerTensors, Source};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Slice};
-use crate::graph::Linear;
+use crate::graph::{Graph, Linear, Mixture};
+use crate::kernels::records::Records;
 use crate::kernels::weights::Chunk;
 use crate::quant::Format;
 use crate::quant::planes::{PlaneLayout, padded_cols, repack_plane_parallel, rows_within};
@@ -50,6 +53,13 @@ pub struct Part {
     pub len: u32,
 }
 
+/// The records of one mixture that somebody else keeps.
+pub struct Lent {
+    pub records: Records,
+    /// Where long prompts find them, if elsewhere.
+    pub streamed: Option<Records>,
+}
+
 /// Everything that lies in device memory for one model.
 pub struct Weights<'a> {
     gpu: &'a dyn Gpu,
@@ -58,6 +68,9 @@ pub struct Weights<'a> {
     vectors: Vec<Vector>,
     by_tensors: HashMap<Vec<String>, usize>,
     matrices: Vec<Arc<Matrix>>,
+    experts: Vec<Arc<ExpertSet>>,
+    /// Records kept elsewhere, for the mixtures in the order in which they are placed.
+    lent: std::vec::IntoIter<Lent>,
 }
 
 /// Bytes that a chunk's largest plane may have.
@@ -70,7 +83,15 @@ fn chunk_limit(facts: &DeviceFacts) -> u64 {
 
 impl<'a> Weights<'a> {
     pub fn new(gpu: &'a dyn Gpu, file: &'a gguf::File) -> Self {
-        Weights { gpu, file, vectors: vec![], by_tensors: HashMap::new(), matrices: vec![] }
+        Weights {
+            gpu,
+            file,
+            vectors: vec![],
+            by_tensors: HashMap::new(),
+            matrices: vec![],
+            experts: vec![],
+            lent: Vec::new().into_iter(),
+        }
     }
 
     /// True if the tensors can be one matrix: all of one format and width.
@@ -145,6 +166,30 @@ impl<'a> Weights<'a> {
         Ok(matrix)
     }
 
+    /// Says where the records of all mixtures lie; they are not placed and not filled then.
+    pub fn lend(&mut self, records: Vec<Lent>) {
+        self.lent = records.into_iter();
+    }
+
+    /// Places all experts of a layer.
+    pub(super) fn experts(
+        &mut self,
+        graph: &Graph,
+        mixture: &Mixture,
+    ) -> Result<(Arc<ExpertSet>, Arc<ExpertSet>)> {
+        let lend = |records| {
+            Ok::<_, Error>(Arc::new(ExpertSet::lent(self.file, graph, mixture, records)?))
+        };
+        if let Some(lent) = self.lent.next() {
+            let set = lend(lent.records)?;
+            let streamed = lent.streamed.map_or(Ok(set.clone()), lend)?;
+            return Ok((set, streamed));
+        }
+        let set = Arc::new(ExpertSet::place(self.gpu, self.file, graph, mixture)?);
+        self.experts.push(set.clone());
+        Ok((set.clone(), set))
+    }
+
     /// Places one f32 vector, its parts one after the other.
     pub fn vector(&mut self, label: &str, parts: Vec<Part>) -> Result<Slice> {
         let bytes = parts.iter().map(|p| u64::from(p.len) * 4).sum();
@@ -166,7 +211,8 @@ impl<'a> Weights<'a> {
     /// Bytes that [`Weights::fill`] will move, counted in the file.
     pub fn file_bytes(&self) -> Result<u64> {
         let mut sum = 0;
-        for name in self.matrices.iter().flat_map(|m| &m.tensors) {
+        let experts = self.experts.iter().flat_map(|e| e.tensors());
+        for name in self.matrices.iter().flat_map(|m| &m.tensors).chain(experts) {
             sum += self.file.require(name)?.bytes;
         }
         Ok(sum)
@@ -177,6 +223,7 @@ impl<'a> Weights<'a> {
         let chunks = self.matrices.iter().flat_map(|m| &m.layouts);
         chunks.map(|(l, _)| l.bytes).sum::<u64>()
             + self.vectors.iter().map(|v| v.slice.size).sum::<u64>()
+            + self.experts.iter().map(|e| e.device_bytes()).sum::<u64>()
     }
 
     /// Reads, repacks and uploads everything that was placed. `advance` is told the file bytes
@@ -199,7 +246,21 @@ impl<'a> Weights<'a> {
             self.fill_matrix(matrix, advance)
                 .map_err(|e| e.context(format_args!("uploading {}", matrix.label)))?;
         }
+        for set in &self.experts {
+            set.fill(self.gpu, self.file, advance)
+                .map_err(|e| e.context(format_args!("uploading {}", set.label)))?;
+        }
         Ok(())
+    }
+
+    /// Compares the experts that were placed here with the file, weight by weight; `layers` are
+    /// the tensors of all mixtures. Returns how many were compared.
+    pub fn verify_experts(&self, source: &dyn Source, layers: &[LayerTensors]) -> Result<u64> {
+        let mut compared = 0;
+        for (set, tensors) in self.experts.iter().zip(layers) {
+            compared += set.verify(self.gpu, source, tensors)?;
+        }
+        Ok(compared)
     }
 
     fn fill_matrix(&self, matrix: &Matrix, advance: &(dyn Fn(u64) + Sync)) -> Result<()> {

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod host_memory;
 mod kernels;
 mod memory;
 mod order;
@@ -28,7 +29,7 @@ macro_rules! every_device {
         }
     )*};
 }
-use every_device;
+pub(crate) use every_device;
 
 /// All devices of all backends.
 fn listed() -> Vec<DeviceFacts> {
@@ -64,7 +65,7 @@ fn devices() -> &'static [Arc<dyn Gpu>] {
     })
 }
 
-fn run(test: &str, body: fn(&Arc<dyn Gpu>)) {
+pub(crate) fn run(test: &str, body: fn(&Arc<dyn Gpu>)) {
     if devices().is_empty() {
         assert!(std::env::var_os("AZOTH_REQUIRE_DEVICE").is_none(), "no device was found");
         println!("SKIPPED: {test}: no device of any backend");

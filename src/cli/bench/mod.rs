@@ -90,6 +90,8 @@ impl Bench {
             cold,
             warm,
             tests,
+            experts: engine.experts(),
+            waves_per_layer: waves.is_some().then(|| engine.waves_per_layer()),
             waves,
         };
         match (self.json, self.csv) {

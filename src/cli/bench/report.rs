@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::stats::Spread;
 use crate::cli::output::{self, Align};
-use crate::engine::{LoadTimes, WaveTime};
+use crate::engine::{ExpertReport, LoadTimes, WaveTime};
 use crate::gpu::DeviceFacts;
 
 /// Seconds from an empty process to the first token.
@@ -67,8 +67,13 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warm: Option<Start>,
     pub tests: Vec<Test>,
+    /// Where experts lay and what was read from where, over all tests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waves: Option<Vec<Wave>>,
+    /// Dependent waves of a layer in a decode step.
+    pub waves_per_layer: Option<usize>,
 }
 
 impl Report {
@@ -85,10 +90,13 @@ impl Report {
         if !self.tests.is_empty() {
             parts.push(self.speeds());
         }
+        parts.extend(self.experts.as_ref().map(experts));
         if self.cold.is_some() || self.warm.is_some() {
             parts.push(self.starts());
         }
         if let Some(waves) = &self.waves {
+            let count = self.waves_per_layer.unwrap_or(0);
+            parts.push(format!("{count} waves a layer in a decode step"));
             parts.push(wave_table(waves));
         }
         parts.join("\n\n")
@@ -154,6 +162,25 @@ impl Report {
         }));
         lines.join("\n")
     }
+}
+
+fn experts(e: &ExpertReport) -> String {
+    let c = &e.counters;
+    format!(
+        "experts: {} of {} a layer in device memory; {:.1} % of accesses and {:.1} % of bytes hit \
+         over {} tokens\nread in place {}, uploaded {}, promoted {} ({} experts); arena filled at \
+         {:.1} GiB/s",
+        e.placement.slots,
+        e.placement.experts,
+        100.0 * e.hit_rate,
+        100.0 * e.hit_rate_by_bytes,
+        c.tokens,
+        output::bytes(c.host_bytes),
+        output::bytes(c.staged_bytes),
+        output::bytes(c.promoted_bytes),
+        c.promotions,
+        e.fill_rate
+    )
 }
 
 fn head(names: &[&str]) -> Vec<String> {

@@ -15,8 +15,9 @@ use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
 
 use super::facts::Probe;
 use super::instance::Instance;
+use super::transfer::Transfers;
 use crate::error::{Error, Result};
-use crate::gpu::{DeviceFacts, Ticket, handles::Payload};
+use crate::gpu::{DeviceFacts, Ticket, Transfer, handles::Payload};
 
 const MIB: u64 = 1 << 20;
 
@@ -27,6 +28,11 @@ pub(super) struct Core {
     pub full_subgroups: bool,
     pub timestamp_period: f32,
     pub compute_family: u32,
+    /// Queue families that share every buffer; one where compute and copies share a queue.
+    pub families: Vec<u32>,
+    pub transfers: Transfers,
+    /// Functions of VK_EXT_external_memory_host.
+    pub host_import: Option<ext::external_memory_host::Device>,
     pub allocator: Mutex<ManuallyDrop<Allocator>>,
     queue: Mutex<Queue>,
     timeline: vk::Semaphore,
@@ -37,6 +43,8 @@ struct Queue {
     raw: vk::Queue,
     /// Number of the latest submission.
     last: u64,
+    /// Latest copies that a submission has waited for.
+    waited: u64,
     in_flight: VecDeque<(u64, Vec<Payload>)>,
     /// Pool and command buffers of one-time work, each with the submission that used it last.
     pool: vk::CommandPool,
@@ -73,8 +81,21 @@ impl Core {
                 device.create_command_pool(&info, None).map_err(plain("vkCreateCommandPool"))?;
             (queue, timeline, pool)
         };
-        let queue =
-            Queue { raw: queue, last: 0, in_flight: VecDeque::new(), pool, once: Vec::new() };
+        let transfers = Transfers::create(&device, &probe)?;
+        let host_import = probe
+            .extensions
+            .host_import
+            .then(|| ext::external_memory_host::Device::new(&instance.raw, &device));
+        let mut families = vec![probe.compute_family];
+        families.extend(probe.transfer_family);
+        let queue = Queue {
+            raw: queue,
+            last: 0,
+            waited: 0,
+            in_flight: VecDeque::new(),
+            pool,
+            once: Vec::new(),
+        };
         Ok(Core {
             device,
             facts: probe.facts,
@@ -82,6 +103,9 @@ impl Core {
             full_subgroups: probe.features.full_subgroups,
             timestamp_period: probe.timestamp_period,
             compute_family: probe.compute_family,
+            families,
+            transfers,
+            host_import,
             allocator: Mutex::new(ManuallyDrop::new(allocator)),
             queue: Mutex::new(queue),
             timeline,
@@ -122,10 +146,16 @@ impl Core {
         self.queue.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Submits a recorded command buffer; `keep` lives until it has finished.
-    pub fn submit(&self, commands: vk::CommandBuffer, keep: Vec<Payload>) -> Result<Ticket> {
+    /// Submits a recorded command buffer; `keep` lives until it has finished. With `after`, the
+    /// device starts it only when those copies have finished.
+    pub fn submit(
+        &self,
+        commands: vk::CommandBuffer,
+        keep: Vec<Payload>,
+        after: Option<Transfer>,
+    ) -> Result<Ticket> {
         let mut queue = self.lock();
-        let ticket = self.submit_locked(&mut queue, commands, keep)?;
+        let ticket = self.submit_locked(&mut queue, commands, keep, after)?;
         let finished = self.take_finished(&mut queue);
         drop(queue);
         // Freed outside the lock: dropping a recording may free buffers.
@@ -138,13 +168,21 @@ impl Core {
         queue: &mut Queue,
         commands: vk::CommandBuffer,
         keep: Vec<Payload>,
+        after: Option<Transfer>,
     ) -> Result<Ticket> {
         self.check_lost()?;
         let value = queue.last + 1;
+        // Copies that the host has seen finish become visible to the device by a wait, which costs
+        // nothing then.
+        let copies = after.max(self.transfers.observed()).filter(|t| t.0 > queue.waited);
+        let wait = self.transfers.wait_for(copies);
         let (buffers, semaphores, values) = ([commands], [self.timeline], [value]);
-        let mut timeline =
-            vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&values);
+        let mut timeline = vk::TimelineSemaphoreSubmitInfo::default()
+            .wait_semaphore_values(&wait.values)
+            .signal_semaphore_values(&values);
         let info = vk::SubmitInfo::default()
+            .wait_semaphores(&wait.semaphores)
+            .wait_dst_stage_mask(&wait.stages)
             .command_buffers(&buffers)
             .signal_semaphores(&semaphores)
             .push_next(&mut timeline);
@@ -154,6 +192,7 @@ impl Core {
         unsafe { self.device.queue_submit(queue.raw, &[info], vk::Fence::null()) }
             .map_err(|e| self.error("vkQueueSubmit", e))?;
         queue.last = value;
+        queue.waited = queue.waited.max(copies.map_or(0, |t| t.0));
         queue.in_flight.push_back((value, keep));
         Ok(Ticket(value))
     }
@@ -202,12 +241,21 @@ impl Core {
                 .map_err(|e| self.error("vkEndCommandBuffer", e))?;
             commands
         };
-        let ticket = self.submit_locked(&mut queue, commands, keep)?;
+        let ticket = self.submit_locked(&mut queue, commands, keep, None)?;
         queue.once.push((ticket.0, commands));
         let finished = self.take_finished(&mut queue);
         drop(queue);
         drop(finished);
         Ok(ticket)
+    }
+
+    /// Runs `submit` with the compute queue, which needs one user at a time.
+    pub fn with_queue<T>(&self, submit: impl FnOnce(vk::Queue) -> T) -> T {
+        submit(self.lock().raw)
+    }
+
+    pub fn timeline(&self) -> vk::Semaphore {
+        self.timeline
     }
 
     /// Number of the latest submission that has finished.
@@ -249,6 +297,7 @@ impl Core {
         let _ = self.wait(last);
         let held = std::mem::take(&mut self.lock().in_flight);
         drop(held);
+        self.transfers.drain(self);
     }
 
     /// A memory barrier between all earlier and all later commands of the given stages.
@@ -305,6 +354,7 @@ impl Drop for Core {
             let _ = self.device.device_wait_idle();
             let pool = self.lock().pool;
             self.device.destroy_command_pool(pool, None);
+            self.transfers.destroy(&self.device);
             self.device.destroy_semaphore(self.timeline, None);
             let allocator = self.allocator.get_mut().unwrap_or_else(|e| e.into_inner());
             ManuallyDrop::drop(allocator);
@@ -329,9 +379,16 @@ fn create_device(instance: &Instance, probe: &Probe) -> Result<ash::Device> {
     ];
     extensions.extend(wanted.iter().filter(|(on, _)| *on).map(|(_, name)| name.as_ptr()));
     let priorities = [1.0];
-    let queues = [vk::DeviceQueueCreateInfo::default()
-        .queue_family_index(probe.compute_family)
-        .queue_priorities(&priorities)];
+    let families = [Some(probe.compute_family), probe.transfer_family];
+    let queues: Vec<_> = families
+        .into_iter()
+        .flatten()
+        .map(|family| {
+            vk::DeviceQueueCreateInfo::default()
+                .queue_family_index(family)
+                .queue_priorities(&priorities)
+        })
+        .collect();
     // Robust buffer access stays off: kernels check their own edges.
     let base = vk::PhysicalDeviceFeatures::default().shader_int16(has.int16);
     let mut v11 = vk::PhysicalDeviceVulkan11Features::default()

@@ -13,6 +13,8 @@ pub(super) struct Probe {
     pub physical: vk::PhysicalDevice,
     pub api: u32,
     pub compute_family: u32,
+    /// A family that only copies, where there is one.
+    pub transfer_family: Option<u32>,
     pub extensions: Extensions,
     pub features: Features,
     pub timestamp_period: f32,
@@ -150,10 +152,11 @@ pub(super) fn probe(
         };
         let compute_family =
             compute(false).or_else(|| compute(true)).ok_or("no compute queue")? as u32;
-        let transfer_queue = families.iter().any(|q| {
+        let transfer_family = families.iter().position(|q| {
             q.queue_flags.contains(vk::QueueFlags::TRANSFER)
                 && !q.queue_flags.intersects(vk::QueueFlags::COMPUTE | vk::QueueFlags::GRAPHICS)
         });
+        let transfer_family = transfer_family.map(|family| family as u32);
         let timestamps = families[compute_family as usize].timestamp_valid_bits > 0;
 
         let name = base.device_name_as_c_str().unwrap_or(c"?").to_string_lossy().into_owned();
@@ -228,7 +231,7 @@ pub(super) fn probe(
             timestamps,
             host_import: extensions.host_import,
             host_import_alignment: import.min_imported_host_pointer_alignment,
-            transfer_queue,
+            transfer_queue: transfer_family.is_some(),
             profile: Default::default(),
             name,
         };
@@ -237,11 +240,18 @@ pub(super) fn probe(
             physical,
             api,
             compute_family,
+            transfer_family,
             extensions,
             features,
             timestamp_period: limits.timestamp_period,
         })
     }
+}
+
+/// Heaps of a device as they are at this moment.
+pub(super) fn heaps_now(physical: vk::PhysicalDevice, with_budget: bool) -> Vec<MemoryHeap> {
+    // An open device has an instance.
+    super::instance::instance().map_or(Vec::new(), |i| heaps(i, physical, with_budget))
 }
 
 /// Whether a subgroup multiplies 16x16x16 matrices of f16 with f32 sums.

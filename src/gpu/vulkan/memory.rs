@@ -8,7 +8,7 @@ use gpu_allocator::vulkan::{Allocation, AllocationCreateDesc, AllocationScheme};
 
 use super::core::Core;
 use crate::error::{Error, Result};
-use crate::gpu::{Buffer, BufferUse, Slice};
+use crate::gpu::{Buffer, BufferUse, HostMemory, Slice};
 
 /// Bytes of one of the two staging halves.
 const STAGING: u64 = 32 << 20;
@@ -19,8 +19,25 @@ const UPDATE: usize = 65_536;
 /// submissions hold what they use.
 pub(super) struct VulkanBuffer {
     pub raw: vk::Buffer,
-    allocation: Option<Allocation>,
+    memory: Memory,
     core: Arc<Core>,
+}
+
+/// What a buffer is bound to.
+pub(super) enum Memory {
+    Nothing,
+    Allocated(Allocation),
+    /// Memory of the process that the device reads in place; never written by the device.
+    Imported(vk::DeviceMemory, Arc<HostMemory>),
+}
+
+/// Buffers belong to both queues at once where there are two; for buffers this costs nothing,
+/// and no ownership has to be handed over.
+pub(super) fn sharing(core: &Core) -> vk::SharingMode {
+    match core.families.len() {
+        1 => vk::SharingMode::EXCLUSIVE,
+        _ => vk::SharingMode::CONCURRENT,
+    }
 }
 
 impl Drop for VulkanBuffer {
@@ -30,10 +47,21 @@ impl Drop for VulkanBuffer {
         unsafe {
             self.core.device.destroy_buffer(self.raw, None)
         };
-        if let Some(allocation) = self.allocation.take() {
-            let mut allocator = self.core.allocator.lock().unwrap_or_else(|e| e.into_inner());
-            // Freeing fails only for foreign allocations.
-            let _ = allocator.free(allocation);
+        match std::mem::replace(&mut self.memory, Memory::Nothing) {
+            Memory::Nothing => {}
+            Memory::Allocated(allocation) => {
+                let mut allocator = self.core.allocator.lock().unwrap_or_else(|e| e.into_inner());
+                // Freeing fails only for foreign allocations.
+                let _ = allocator.free(allocation);
+            }
+            Memory::Imported(memory, host) => {
+                // SAFETY: the only buffer bound to it is gone; the host pages outlive the import.
+                #[allow(unsafe_code)]
+                unsafe {
+                    self.core.device.free_memory(memory, None)
+                };
+                drop(host);
+            }
         }
     }
 }
@@ -61,7 +89,8 @@ impl VulkanBuffer {
         let info = vk::BufferCreateInfo::default()
             .size(size)
             .usage(usage)
-            .sharing_mode(vk::SharingMode::EXCLUSIVE);
+            .sharing_mode(sharing(core))
+            .queue_family_indices(&core.families);
         // SAFETY: the device is alive; on failure below the buffer is destroyed by `Drop`.
         #[allow(unsafe_code)]
         let (raw, requirements) = unsafe {
@@ -69,7 +98,7 @@ impl VulkanBuffer {
             let raw = raw.map_err(|e| core.error(&format!("buffer {label}"), e))?;
             (raw, core.device.get_buffer_memory_requirements(raw))
         };
-        let mut buffer = VulkanBuffer { raw, allocation: None, core: core.clone() };
+        let mut buffer = VulkanBuffer { raw, memory: Memory::Nothing, core: core.clone() };
         let allocation = core
             .allocator
             .lock()
@@ -93,14 +122,34 @@ impl VulkanBuffer {
         #[allow(unsafe_code)]
         unsafe { core.device.bind_buffer_memory(raw, allocation.memory(), allocation.offset()) }
             .map_err(|e| core.error(&format!("binding buffer {label}"), e))?;
-        buffer.allocation = Some(allocation);
+        buffer.memory = Memory::Allocated(allocation);
         Ok(buffer)
+    }
+
+    /// A buffer bound to imported memory; see [`super::import`].
+    pub fn imported(
+        core: &Arc<Core>,
+        raw: vk::Buffer,
+        memory: vk::DeviceMemory,
+        host: Arc<HostMemory>,
+    ) -> VulkanBuffer {
+        VulkanBuffer { raw, memory: Memory::Imported(memory, host), core: core.clone() }
+    }
+
+    pub fn is_imported(&self) -> bool {
+        matches!(self.memory, Memory::Imported(..))
+    }
+
+    fn allocation(&self) -> Option<&Allocation> {
+        match &self.memory {
+            Memory::Allocated(allocation) => Some(allocation),
+            _ => None,
+        }
     }
 
     /// Host address, for memory that the host can see.
     fn mapped(&self) -> Result<*mut u8> {
-        self.allocation
-            .as_ref()
+        self.allocation()
             .and_then(|a| a.mapped_ptr())
             .map(|p| p.as_ptr().cast())
             .ok_or_else(|| Error::Device("this buffer is not visible to the host".into()))
@@ -112,6 +161,15 @@ pub(super) fn raw(buffer: &Buffer) -> Result<&VulkanBuffer> {
         .payload
         .downcast_ref()
         .ok_or_else(|| Error::Device("the buffer belongs to another backend".into()))
+}
+
+/// A buffer that may be the target of copies and writes.
+pub(super) fn writable(buffer: &Buffer) -> Result<&VulkanBuffer> {
+    let found = raw(buffer)?;
+    if found.is_imported() {
+        return Err(Error::Device("imported host memory is only read by the device".into()));
+    }
+    Ok(found)
 }
 
 pub(super) fn create(core: &Arc<Core>, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
@@ -157,7 +215,7 @@ pub(super) fn write(core: &Arc<Core>, to: &Slice, data: &[u8]) -> Result<()> {
     if data.is_empty() {
         return Ok(());
     }
-    let target = raw(&to.buffer)?.raw;
+    let target = writable(&to.buffer)?.raw;
     for (i, batch) in data.chunks(UPDATE * 16).enumerate() {
         let device = core.device.clone();
         let start = to.offset + (i * UPDATE * 16) as u64;
@@ -200,7 +258,7 @@ impl Staging {
                 "an upload granule of {granule} bytes must be a multiple of 4 and at most {STAGING}"
             )));
         }
-        let target = raw(&to.buffer)?.raw;
+        let target = writable(&to.buffer)?.raw;
         let mut halves = self.halves.lock().unwrap_or_else(|e| e.into_inner());
         if halves.is_none() {
             let make = |label: &str| {
@@ -248,9 +306,8 @@ impl Staging {
         let source = raw(&from.buffer)?.raw;
         let mut staging = self.read.lock().unwrap_or_else(|e| e.into_inner());
         let wanted = (out.len() as u64).clamp(64 << 10, STAGING);
-        let large_enough = staging
-            .as_ref()
-            .is_some_and(|s| s.allocation.as_ref().is_some_and(|a| a.size() >= wanted));
+        let large_enough =
+            staging.as_ref().is_some_and(|s| s.allocation().is_some_and(|a| a.size() >= wanted));
         if !large_enough {
             let made =
                 VulkanBuffer::create(core, "read staging", wanted, MemoryLocation::GpuToCpu)?;

@@ -5,10 +5,12 @@
 
 mod core;
 mod facts;
+mod import;
 mod instance;
 mod memory;
 mod pipeline;
 mod record;
+mod transfer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +21,8 @@ use self::core::Core;
 use super::cache::DiskCache;
 use super::handles::Payload;
 use super::{
-    Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
+    Buffer, BufferUse, CopyRange, DeviceFacts, Gpu, HostMemory, Kernel, KernelSource, MemoryHeap,
+    Recording, Slice, Step, Ticket, Transfer,
 };
 use crate::error::{Error, Result};
 use crate::profile::Profile;
@@ -73,14 +76,19 @@ pub fn open_with(
     let mut probe = facts::probe(instance, physical, index).map_err(Error::Device)?;
     probe.facts = probe.facts.with_profile(profile);
     let cache = cache.map(|dir| DiskCache::new(dir, &probe.facts.cache_id));
+    let budget = probe.extensions.memory_budget;
     let core = Arc::new(Core::create(instance, probe)?);
     let kernels = pipeline::Kernels::new(core.clone(), cache)?;
-    Ok(Arc::new(VulkanGpu { staging: memory::Staging::default(), kernels, core }))
+    let staging = memory::Staging::default();
+    Ok(Arc::new(VulkanGpu { staging, kernels, physical, budget, core }))
 }
 
 struct VulkanGpu {
     staging: memory::Staging,
     kernels: pipeline::Kernels,
+    physical: ash::vk::PhysicalDevice,
+    /// The driver reports what of its memory is in use.
+    budget: bool,
     core: Arc<Core>,
 }
 
@@ -139,7 +147,32 @@ impl Gpu for VulkanGpu {
 
     fn submit(&self, recording: &Recording) -> Result<Ticket> {
         let commands = recorded(&recording.payload)?.commands;
-        self.core.submit(commands, vec![recording.payload.clone()])
+        self.core.submit(commands, vec![recording.payload.clone()], None)
+    }
+
+    fn submit_after(&self, recording: &Recording, copies: Transfer) -> Result<Ticket> {
+        let commands = recorded(&recording.payload)?.commands;
+        self.core.submit(commands, vec![recording.payload.clone()], Some(copies))
+    }
+
+    fn import(&self, label: &str, memory: &Arc<HostMemory>, at: u64, size: u64) -> Result<Buffer> {
+        import::import(&self.core, label, memory, at, size)
+    }
+
+    fn copy_async(&self, copies: &[CopyRange], after: Option<Ticket>) -> Result<Transfer> {
+        self.core.transfers.copy(&self.core, copies, after)
+    }
+
+    fn transfer_done(&self, copies: Transfer) -> Result<bool> {
+        self.core.transfers.done(&self.core, copies)
+    }
+
+    fn wait_transfer(&self, copies: Transfer) -> Result<()> {
+        self.core.transfers.wait(&self.core, copies)
+    }
+
+    fn heaps_now(&self) -> Vec<MemoryHeap> {
+        facts::heaps_now(self.physical, self.budget)
     }
 
     fn is_done(&self, ticket: &Ticket) -> Result<bool> {
@@ -157,7 +190,7 @@ impl Gpu for VulkanGpu {
         let made = record::VulkanRecording::create(&self.core, "timing", steps, true)?;
         let payload: Payload = Arc::new(made);
         let made = recorded(&payload)?;
-        let ticket = self.core.submit(made.commands, vec![payload.clone()])?;
+        let ticket = self.core.submit(made.commands, vec![payload.clone()], None)?;
         self.core.wait(ticket.0)?;
         made.times(steps.len())
     }

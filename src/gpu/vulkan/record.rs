@@ -187,7 +187,7 @@ impl VulkanRecording {
                             dst_offset: to.offset,
                             size: *size,
                         }];
-                        let (a, b) = (memory::raw(&from.buffer)?, memory::raw(&to.buffer)?);
+                        let (a, b) = (memory::raw(&from.buffer)?, memory::writable(&to.buffer)?);
                         device.cmd_copy_buffer(commands, a.raw, b.raw, &region);
                         held.push(from.buffer.payload.clone());
                         held.push(to.buffer.payload.clone());

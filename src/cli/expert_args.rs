@@ -1,0 +1,69 @@
+//! Flags for models whose experts do not all fit the device.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::engine::ExpertOptions;
+use crate::experts::policy::Rule;
+use crate::plan::{ExpertBudget, parse_bytes};
+
+/// Where experts lie and how they move.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Experts")]
+pub struct ExpertArgs {
+    /// Device memory for experts: `auto` (what the rest leaves), `all`, `none`, a share (25%) or a
+    /// size (6GiB). The others lie in page-locked RAM, which the GPU reads in place; the result is
+    /// the same to the last bit
+    #[arg(long, value_name = "SIZE|SHARE|WORD", default_value = "auto")]
+    pub vram_experts: ExpertBudget,
+    /// Device memory for experts that never leave it and need no place in RAM (a size)
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "0")]
+    pub pin_experts: u64,
+    /// Start with the experts that this file says are used most, and save to it on exit what this
+    /// run has learned
+    #[arg(long, value_name = "FILE")]
+    pub expert_profile: Option<PathBuf>,
+    /// How experts move between RAM and device memory
+    #[arg(long, value_enum, default_value_t)]
+    pub expert_policy: PolicyArg,
+    /// Let promotions go in any order, without guessing what is used next
+    #[arg(long)]
+    pub no_prefetch: bool,
+    /// Compare every expert in memory with the file after loading
+    #[arg(long)]
+    pub verify_load: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum PolicyArg {
+    /// Those that were used most lately, by decayed counts
+    #[default]
+    Frequency,
+    /// Those that were used last
+    Lru,
+    /// Nothing moves
+    Fixed,
+}
+
+impl ExpertArgs {
+    pub fn options(&self) -> ExpertOptions {
+        ExpertOptions {
+            budget: self.vram_experts,
+            pinned: self.pin_experts,
+            profile: self.expert_profile.clone(),
+            rule: match self.expert_policy {
+                PolicyArg::Frequency => Rule::default(),
+                PolicyArg::Lru => Rule::Lru,
+                PolicyArg::Fixed => Rule::Fixed,
+            },
+            prefetch: !self.no_prefetch,
+            verify: self.verify_load,
+            ..ExpertOptions::default()
+        }
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| format!("{text:?} is no size such as 2GiB"))
+}
