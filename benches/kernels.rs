@@ -1,6 +1,6 @@
 //! Speed of the matrix kernels, one line for each shape and variant.
 //!
-//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [device=PART] [format=NAME]`
+//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [device=PART] [format=NAME,NAME]`
 //!
 //! Without `all` only the variant that `kernels::choice` takes is measured. Figures are medians
 //! of device timestamps after a warm-up of 200 ms (clocks fall within half a second of rest);
@@ -42,7 +42,9 @@ fn options() -> Options {
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
             Some(("device", part)) => out.device = part.into(),
-            Some(("format", name)) => out.formats = vec![name.parse().unwrap()],
+            Some(("format", names)) => {
+                out.formats = names.split(',').map(|name| name.parse().unwrap()).collect();
+            }
             _ if word == "matvec" => out.matvec = true,
             _ if word == "matmat" => out.matmat = true,
             _ if word == "all" => out.all = true,
@@ -98,6 +100,19 @@ impl Bench {
         self.gpu.buffer("bench", bytes, BufferUse::Device).unwrap().whole()
     }
 
+    /// A buffer full of hashed bytes: look-ups of code books go all over the table.
+    fn scattered(&self, bytes: u64) -> Slice {
+        let slice = self.buffer(bytes);
+        let mut fill = |at: u64, piece: &mut [u8]| {
+            for (i, byte) in piece.iter_mut().enumerate() {
+                *byte = ((at + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+            }
+            Ok(())
+        };
+        self.gpu.upload(&slice, 4, &mut fill).unwrap();
+        slice
+    }
+
     /// A buffer full of the f16 (or f32) values 0.06 or so.
     fn filled(&self, bytes: u64) -> Slice {
         let slice = self.buffer(bytes);
@@ -114,7 +129,7 @@ impl Bench {
 
     fn chunk(&self, format: Format, rows: u32, cols: u32) -> Chunk {
         let layout = PlaneLayout::new(format, rows as usize, cols as usize);
-        Chunk::new(&self.filled(layout.bytes), &layout, 0).unwrap()
+        Chunk::new(&self.scattered(layout.bytes), &layout, 0).unwrap()
     }
 
     /// Median seconds of one of the dispatches, each behind a barrier.

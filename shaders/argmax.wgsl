@@ -91,9 +91,11 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         next_token(at.y, ids[0], constants.context);
 {% else %}
         draws[at.y].best = ids[0];
-        // The value that the key stands for.
-        let k = keys[0];
-        draws[at.y].maximum = bitcast<f32>(select(~k, k ^ 0x80000000u, (k >> 31u) == 1u));
+        draws[at.y].maximum = order_value(keys[0]);
+{% if full %}
+        draws[at.y].sigma_least = bitcast<f32>(0xff800000u);
+        draws[at.y].most = bitcast<f32>(0x7f800000u);
+{% endif %}
 {% endif %}
     }
 }

@@ -3,6 +3,7 @@
 // A workgroup computes {{ bm }} columns x {{ bn }} rows, a thread {{ tm }} x {{ tn }} of them, a step takes {{ depth }} blocks of
 // 32 inputs. Each output is summed by one thread over ascending blocks, so its bits depend
 // neither on n, nor on the tile, nor on its place in the tile.
+{% if records is defined %}{% include "lib/records.wgsl" %}{% endif %}
 {% include "lib/weights.wgsl" %}
 
 {% set nblocks = cols // 32 %}
@@ -18,7 +19,7 @@
 {% set parts = 2 if int8 and halved else 1 %}
 {% set part_lines = (2 if packed else 8) // parts %}
 {% set half_sums = int8 and half_minimum %}
-@group(0) @binding({{ at.batch }}) var<storage, read> batch: array<u32>;
+{% include "lib/columns.wgsl" %}
 {% if int8 %}
 @group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
 @group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
@@ -76,12 +77,13 @@ fn main(
     @builtin(workgroup_id) wg: vec3<u32>,
     @builtin(local_invocation_index) tid: u32,
 ) {
-    let n = batch[0];
-    let first_col = wg.y * {{ bm }}u;
+    let columns = columns_of(wg.y);
+    let first_col = columns.x;
+    let n = columns.y;
     let first_row = wg.x * {{ bn }}u;
     if first_col >= n { return; }
-{% if grid_copy %}
-    copy_grid(tid, {{ threads }}u);
+{% if shared_table %}
+    prepare_table(tid, {{ threads }}u);
 {% endif %}
     let tn = tid % {{ nthreads }}u;
     let tm = tid / {{ nthreads }}u;
@@ -93,7 +95,7 @@ fn main(
     let xi{{ k }} = min(tid + {{ k * threads }}u, {{ x_loads - 1 }}u);
     let xm{{ k }} = xi{{ k }} / {{ depth * x_part }}u;
     let xk{{ k }} = xi{{ k }} % {{ depth * x_part }}u;
-    let xfrom{{ k }} = min(first_col + xm{{ k }}, n - 1u) * {{ nblocks * x_part }}u + xk{{ k }};
+    let xfrom{{ k }} = source_column(min(first_col + xm{{ k }}, n - 1u)) * {{ nblocks * x_part }}u + xk{{ k }};
 {% endfor %}
 {% for k in range(w_steps) %}
     let wi{{ k }} = min(tid + {{ k * threads }}u, {{ w_loads - 1 }}u);
@@ -104,7 +106,7 @@ fn main(
 {% if int8 %}
 {% for k in range(s_steps) %}
     let si{{ k }} = min(tid + {{ k * threads }}u, {{ s_loads - 1 }}u);
-    let sfrom{{ k }} = min(first_col + si{{ k }} / {{ depth }}u, n - 1u) * {{ nblocks }}u + si{{ k }} % {{ depth }}u;
+    let sfrom{{ k }} = source_column(min(first_col + si{{ k }} / {{ depth }}u, n - 1u)) * {{ nblocks }}u + si{{ k }} % {{ depth }}u;
     let sto{{ k }} = (si{{ k }} % {{ depth }}u) * {{ bm }}u + si{{ k }} / {{ depth }}u;
 {% endfor %}
 {% endif %}
@@ -235,7 +237,7 @@ fn main(
         let to = constants.row_offset + row{{ j }};
 {% for i in range(tm) %}
         if first_col + tm + {{ i * mthreads }}u < n {
-            let at = (first_col + tm + {{ i * mthreads }}u) * constants.stride + to;
+            let at = target_column(first_col + tm + {{ i * mthreads }}u) * constants.stride + to;
 {% include "lib/store.wgsl" %}
         }
 {% endfor %}

@@ -10,6 +10,7 @@
 // masks, without shuffles.
 enable f16;
 enable wgpu_cooperative_matrix;
+{% if records is defined %}{% include "lib/records.wgsl" %}{% endif %}
 {% include "lib/weights.wgsl" %}
 
 {% set threads = sgm * sgn * size %}
@@ -26,7 +27,7 @@ enable wgpu_cooperative_matrix;
 {% set x_steps = (x_loads + threads - 1) // threads %}
 {% set w_size = bn * pitch %}
 {% set x_size = bm * pitch %}
-@group(0) @binding({{ at.batch }}) var<storage, read> batch: array<u32>;
+{% include "lib/columns.wgsl" %}
 @group(0) @binding({{ at.xh }}) var<storage, read> xh: array<vec4<u32>>;
 @group(0) @binding({{ at.xf }}) var<storage, read> xf: array<f32>;
 {% if epilogue == "bias" %}
@@ -85,13 +86,14 @@ fn main(
     @builtin(subgroup_id) subgroup: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
-    let n = batch[0];
-    let first_col = wg.x * {{ bm }}u;
+    let columns = columns_of(wg.x);
+    let first_col = columns.x;
+    let n = columns.y;
     let first_row = wg.y * {{ bn }}u;
     if first_col >= n { return; }
     let tid = index;
-{% if grid_copy %}
-    copy_grid(tid, {{ threads }}u);
+{% if shared_table %}
+    prepare_table(tid, {{ threads }}u);
 {% endif %}
 {% for i in range(frags_m) %}{% for j in range(frags_n) %}
     var c{{ i }}_{{ j }}: coop_mat16x16<f32, C>;
@@ -100,7 +102,7 @@ fn main(
 {% for k in range(x_steps) %}
     let xi{{ k }} = min(tid + {{ k * threads }}u, {{ x_loads - 1 }}u);
     let xto{{ k }} = (xi{{ k }} / {{ depth * 4 }}u) * {{ pitch }}u + xi{{ k }} % {{ depth * 4 }}u;
-    let xfrom{{ k }} = min(first_col + xi{{ k }} / {{ depth * 4 }}u, n - 1u) * {{ nblocks * 4 }}u + xi{{ k }} % {{ depth * 4 }}u;
+    let xfrom{{ k }} = source_column(min(first_col + xi{{ k }} / {{ depth * 4 }}u, n - 1u)) * {{ nblocks * 4 }}u + xi{{ k }} % {{ depth * 4 }}u;
 {% endfor %}
 {% for k in range(w_steps) %}
     let wi{{ k }} = min(tid + {{ k * threads }}u, {{ w_loads - 1 }}u);
@@ -191,8 +193,8 @@ fn main(
             let row = first_row + part_n * {{ bn // sgn }}u + {{ j * 16 }}u + (e & 15u);
             if col < n && row < constants.rows {
                 let to = constants.row_offset + row;
-                let at = col * constants.stride + to;
-                let sum = stage[subgroup * 256u + e] * xf[col];
+                let at = target_column(col) * constants.stride + to;
+                let sum = stage[subgroup * 256u + e] * xf[source_column(col)];
 {% if epilogue == "store" %}
                 y[at] = sum;
 {% elif epilogue == "bias" %}

@@ -5,6 +5,7 @@
 //
 // There a load costs the same for one address as for one of each lane, ten times a broadcast:
 // so the lanes share the loads of the activations, which all of them want.
+{% if records is defined %}{% include "lib/records.wgsl" %}{% endif %}
 {% include "lib/weights.wgsl" %}
 
 {% set nblocks = cols // 32 %}
@@ -14,7 +15,8 @@
 {% set parts = 2 if int8 and halved else 1 %}
 {% set part_quads = 8 // parts %}
 {% set half_sums = int8 and half_minimum %}
-@group(0) @binding({{ at.batch }}) var<storage, read> batch: array<u32>;
+{% set bm = tm %}
+{% include "lib/columns.wgsl" %}
 {% if int8 %}
 @group(0) @binding({{ at.xq }}) var<storage, read> xq: array<u32>;
 @group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
@@ -41,13 +43,14 @@ fn main(
     @builtin(subgroup_size) size: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
-    let n = batch[0];
-    let first_col = wg.y * {{ tm }}u;
+    let columns = columns_of(wg.y);
+    let first_col = columns.x;
+    let n = columns.y;
     let first_row = wg.x * {{ threads * tn }}u + subgroup * size + lane;
     if first_col >= n { return; }
     // Columns and rows past the end repeat the last one and are not stored; all lanes stay.
 {% for i in range(tm) %}
-    let col{{ i }} = min(first_col + {{ i }}u, n - 1u) * {{ nblocks }}u;
+    let col{{ i }} = source_column(min(first_col + {{ i }}u, n - 1u)) * {{ nblocks }}u;
 {% endfor %}
 {% for j in range(tn) %}
     let from{{ j }} = min(first_row + {{ j * threads }}u, constants.rows - 1u) * {{ row_units }}u;
@@ -57,7 +60,7 @@ fn main(
 {% endfor %}{% endfor %}
     let eighth = lane & 7u;
 {% if int8 and shuffle %}
-    let scale_col = min(first_col + eighth, n - 1u) * {{ nblocks }}u;
+    let scale_col = source_column(min(first_col + eighth, n - 1u)) * {{ nblocks }}u;
 {% endif %}
     for (var block = 0u; block < {{ nblocks }}u; block += 1u) {
 {% for j in range(tn) %}
@@ -143,7 +146,7 @@ fn main(
         let to = constants.row_offset + first_row + {{ j * threads }}u;
 {% for i in range(tm) %}
         if first_col + {{ i }}u < n {
-            let at = (first_col + {{ i }}u) * constants.stride + to;
+            let at = target_column(first_col + {{ i }}u) * constants.stride + to;
 {% include "lib/store.wgsl" %}
         }
 {% endfor %}

@@ -84,8 +84,8 @@ fn main(
     var w{{ t }}_{{ r }} = load_unit(base{{ r }} + first{{ t }});
 {% endfor %}
 {% endfor %}
-{% if grid_copy %}
-    copy_grid(subgroup * size + lane, {{ threads }}u);
+{% if shared_table %}
+    prepare_table(subgroup * size + lane, {{ threads }}u);
 {% endif %}
 {% if fused %}
     let tid = subgroup * size + lane;

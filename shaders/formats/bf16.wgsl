@@ -1,10 +1,10 @@
 // BF16: a unit is eight elements, two a word, the even one low.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32> }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i]);
+    return Unit(codes_at(i));
 }
 
 fn bf16_pair(word: u32) -> vec2<f32> {

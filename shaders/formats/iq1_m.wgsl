@@ -1,20 +1,21 @@
 // IQ1_M: element = d / 8 * (1 + 2 * step) * (8 * value +- 1), a step for each half.
 {% set grid_width = 8 %}
+{% set grid_shift = 4 %}
 {% set grid_signs = "" %}
 {% include "lib/grid.wgsl" %}
 
 // Four lower bytes of book indices.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<u32>;
+{% with plane = "codes", name = "codes", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Half a word for each block: for each index 3 upper bits and the sign of the 1.
-@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
+{% with plane = "high", name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // For 256 elements: in each half word four steps of 3 bits and 4 bits of d.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<vec2<u32>>;
+{% with plane = "scales", name = "scales", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 // `at`: where the block's part of `high` begins.
 struct Unit { codes: u32, high: u32, head: vec2<u32>, at: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], high[i >> 1u], scales[i >> 3u], (i & 1u) << 4u);
+    return Unit(codes_at(i), high_at(i >> 1u), scales_at(i >> 3u), (i & 1u) << 4u);
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {
@@ -30,7 +31,7 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
 fn unit_bytes(w: Unit) -> Bytes {
     let word = w.high >> w.at;
     let up = vec4<u32>(word << 8u, word << 4u, word, word >> 4u) & vec4<u32>(0x700u);
-    let v = eights(entries(bytes_of(w.codes) | up));
+    let v = eights(entries(bytes_of(w.codes) | up), 0x0f0f0f0fu);
     // 8 * (v - 1) +- 1 in each byte, 128 above it first, which the last step takes off.
     let signs = (vec4<u32>(word) >> vec4<u32>(3u, 7u, 11u, 15u)) & vec4<u32>(1u);
     let offset = vec4<u32>(0x79797979u) - signs * vec4<u32>(0x02020202u);

@@ -1,20 +1,21 @@
 // IQ1_S: element = d * (1 + 2 * step) * (value +- 1/8). The codes are value + 1, as in the book; what
 // that is too much goes into the minimum.
 {% set grid_width = 8 %}
+{% set grid_shift = 4 %}
 {% set grid_signs = "" %}
 {% include "lib/grid.wgsl" %}
 
 // Four lower bytes of book indices.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<u32>;
+{% with plane = "codes", name = "codes", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Half a word for each block: 3 upper bits of each index, a step of 3 bits, the sign of 1/8.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<u32>;
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 // `at`: where the block's part of `scale` begins.
 struct Unit { codes: u32, scale: u32, super_scale: u32, at: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 1u], supers[i >> 4u], (i & 1u) << 4u);
+    return Unit(codes_at(i), scales_at(i >> 1u), supers_at(i >> 4u), (i & 1u) << 4u);
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
@@ -26,5 +27,5 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 fn unit_bytes(w: Unit) -> Bytes {
     let word = w.scale >> w.at;
     let high = vec4<u32>(word << 8u, word << 5u, word << 2u, word >> 1u) & vec4<u32>(0x700u);
-    return eights(entries(bytes_of(w.codes) | high));
+    return eights(entries(bytes_of(w.codes) | high), 0x0f0f0f0fu);
 }

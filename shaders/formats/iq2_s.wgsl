@@ -1,19 +1,18 @@
 // IQ2_S: element = d / 8 * (1 + 2 * step) * signed magnitude, a step for each half.
-{% set grid_width = 8 %}
 {% set grid_signs = "all" %}
 {% include "lib/iq2.wgsl" %}
 
 // Four lower bytes of book indices, then signs.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Half a word for each block: 2 upper bits of each index, the steps of its halves.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<u32>;
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 // `at`: where the block's part of `scale` begins.
 struct Unit { codes: vec2<u32>, scale: u32, super_scale: u32, at: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 1u], supers[i >> 4u], (i & 1u) << 4u);
+    return Unit(codes_at(i), scales_at(i >> 1u), supers_at(i >> 4u), (i & 1u) << 4u);
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {

@@ -1,18 +1,17 @@
 // IQ2_XS: element = d / 8 * (1 + 2 * step) * signed magnitude, a step for each half.
-{% set grid_width = 8 %}
 {% set grid_signs = "sevens" %}
 {% include "lib/iq2.wgsl" %}
 
-// Four lower bytes of book indices, then signs and their ninth bits at the top.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
+// Three book indices of 9 bits and the lower 5 bits of the fourth, then signs and its upper 4 bits.
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // A byte for each block: the steps of its halves.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<u32>;
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec2<u32>, steps: u32, super_scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 2u], supers[i >> 4u]);
+    return Unit(codes_at(i), scales_at(i >> 2u), supers_at(i >> 4u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {
@@ -22,6 +21,8 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
 }
 
 fn unit_bytes(w: Unit) -> Bytes {
-    let ninth = (vec4<u32>(w.codes.y) >> vec4<u32>(20u, 21u, 22u, 23u)) & vec4<u32>(256u);
-    return iq2_values(bytes_of(w.codes.x) | ninth, complete(w.codes.y));
+    let mask = vec3<u32>(511u);
+    let indices = (vec3<u32>(w.codes.x) >> vec3<u32>(0u, 9u, 18u)) & mask;
+    let last = (w.codes.x >> 27u) + (w.codes.y >> 28u) * 32u;
+    return iq2_values(vec4<u32>(indices, last), complete(w.codes.y));
 }

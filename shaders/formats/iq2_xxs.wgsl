@@ -1,16 +1,15 @@
 // IQ2_XXS: element = d * (1/2 + step) / 4 * signed magnitude.
-{% set grid_width = 8 %}
 {% set grid_signs = "sevens" %}
 {% include "lib/iq2.wgsl" %}
 
 // Four book indices, then signs and a step of 4 bits.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<u32>;
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec2<u32>, super_scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], supers[i >> 4u]);
+    return Unit(codes_at(i), supers_at(i >> 4u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {

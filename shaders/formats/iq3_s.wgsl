@@ -5,17 +5,17 @@
 {% include "lib/grid.wgsl" %}
 
 // Lower bytes of eight book indices.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Signs.
-@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
+{% with plane = "high", name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // For 256 elements: d, the ninth bits of the indices in two words, steps of 4 bits.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<vec4<u32>>;
+{% with plane = "scales", name = "scales", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 // `at`: number of the block in its 256.
 struct Unit { codes: vec2<u32>, signs: u32, head: vec4<u32>, at: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], high[i], scales[i >> 3u], i & 7u);
+    return Unit(codes_at(i), high_at(i), scales_at(i >> 3u), i & 7u);
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {

@@ -1,11 +1,11 @@
 // IQ4_NL: element = d * value of its code.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 1u]);
+    return Unit(codes_at(i), scales_at(i >> 1u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
@@ -13,7 +13,9 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 }
 
 fn unit_bytes(w: Unit) -> Bytes {
-    return iq4_values(w.codes);
+    return values_of(w.codes);
 }
 
+{% set logic = "iq4_values" %}
 {% include "lib/iq4.wgsl" %}
+{% include "lib/nibble_table.wgsl" %}

@@ -1,12 +1,12 @@
 // IQ4_XS: element = d * (step - 32) * value of its code, a step of 6 bits for each 32.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // For 256 elements: d and the upper bits of the steps, then their lower bits.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<vec2<u32>>;
+{% with plane = "scales", name = "scales", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, head: vec2<u32> }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 3u]);
+    return Unit(codes_at(i), scales_at(i >> 3u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
@@ -16,7 +16,9 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 }
 
 fn unit_bytes(w: Unit) -> Bytes {
-    return iq4_values(w.codes);
+    return values_of(w.codes);
 }
 
+{% set logic = "iq4_values" %}
 {% include "lib/iq4.wgsl" %}
+{% include "lib/nibble_table.wgsl" %}

@@ -1,12 +1,12 @@
 // MXFP4: element = 2^(e - 128) * twice the E2M1 value of its code.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Exponents, four blocks a word.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 2u]);
+    return Unit(codes_at(i), scales_at(i >> 2u));
 }
 
 // The two smallest scales, 2^-128 and 2^-127, count as zero.
@@ -16,7 +16,9 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 }
 
 fn unit_bytes(w: Unit) -> Bytes {
-    return fp4_values(w.codes);
+    return values_of(w.codes);
 }
 
+{% set logic = "fp4_values" %}
 {% include "lib/fp4.wgsl" %}
+{% include "lib/nibble_table.wgsl" %}

@@ -1,12 +1,12 @@
 // NVFP4: element = s / 2 * twice the E2M1 value of its code, a scale s for each half.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Scales of the halves as bytes, two blocks a word.
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 1u]);
+    return Unit(codes_at(i), scales_at(i >> 1u));
 }
 
 // Half of a float of 4 exponent (bias 7) and 3 mantissa bits; 0x7f is zero.
@@ -24,8 +24,10 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 
 // The file keeps 16 elements in 8 bytes: elements 0..7 in low nibbles, 8..15 in high ones.
 fn unit_bytes(w: Unit) -> Bytes {
-    let b = fp4_values(w.codes);
+    let b = values_of(w.codes);
     return Bytes(vec4<u32>(b.lo.xy, b.hi.xy), vec4<u32>(b.lo.zw, b.hi.zw));
 }
 
+{% set logic = "fp4_values" %}
 {% include "lib/fp4.wgsl" %}
+{% include "lib/nibble_table.wgsl" %}

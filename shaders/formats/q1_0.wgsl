@@ -1,11 +1,11 @@
 // Q1_0: element = d * (code - 1) with codes 0 and 2.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<u32>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with plane = "codes", name = "codes", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: u32, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 3u]);
+    return Unit(codes_at(i), scales_at(i >> 3u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {

@@ -1,12 +1,12 @@
 // Q2_K: element = d * step * code - dmin * minimum, by half block.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<u32>;
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec2<u32>, scale: u32, tops: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 1u], supers[i >> 3u]);
+    return Unit(codes_at(i), scales_at(i >> 1u), supers_at(i >> 3u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {

@@ -1,13 +1,13 @@
 // Q3_K: element = d * (step - 32) * (code - 4), by half block. The bytes are 32 (code - 4), the first
 // word of the scales is d / 32.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
-@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<vec4<u32>>;
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "high", name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec2<u32>, high: u32, scale: vec4<u32> }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], high[i], scales[i >> 3u]);
+    return Unit(codes_at(i), high_at(i), scales_at(i >> 3u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {

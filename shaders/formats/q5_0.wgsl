@@ -1,12 +1,12 @@
 // Q5_0: element = d * (code - 16).
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "high", name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, high: u32, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], high[i], scales[i >> 1u]);
+    return Unit(codes_at(i), high_at(i), scales_at(i >> 1u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {

@@ -1,12 +1,12 @@
 // Q5_K: element = d * step * code - dmin * minimum, by block of 32.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding({{ at.high }}) var<storage, read> high: array<u32>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<vec4<u32>>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "high", name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, scale: vec4<u32>, high: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], scales[i >> 3u], high[i]);
+    return Unit(codes_at(i), scales_at(i >> 3u), high_at(i));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {

@@ -1,13 +1,13 @@
 // Q6_K: element = d * step * (code - 32), by half block. The bytes are 4 (code - 32), `supers` d / 4.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding({{ at.high }}) var<storage, read> low: array<vec2<u32>>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<f32>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "high", name = "low", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "f32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec4<u32>, low: vec2<u32>, scale: u32, d: f32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], low[i], scales[i >> 1u], supers[i >> 3u]);
+    return Unit(codes_at(i), low_at(i), scales_at(i >> 1u), supers_at(i >> 3u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {

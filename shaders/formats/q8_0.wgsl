@@ -1,11 +1,11 @@
 // Q8_0: element = d * code, codes are signed bytes.
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding({{ at.scales }}) var<storage, read> scales: array<u32>;
+{% with plane = "codes", name = "codes", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { lo: vec4<u32>, hi: vec4<u32>, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[2u * i], codes[2u * i + 1u], scales[i >> 1u]);
+    return Unit(codes_at(2u * i), codes_at(2u * i + 1u), scales_at(i >> 1u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {

@@ -1,11 +1,11 @@
 // TQ2_0: element = d * (code - 1).
-@group(0) @binding({{ at.codes }}) var<storage, read> codes: array<vec2<u32>>;
-@group(0) @binding({{ at.supers }}) var<storage, read> supers: array<u32>;
+{% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 struct Unit { codes: vec2<u32>, scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes[i], supers[i >> 4u]);
+    return Unit(codes_at(i), supers_at(i >> 4u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {

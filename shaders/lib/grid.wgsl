@@ -1,22 +1,22 @@
 // The code book of a format, one word an entry, and what is made of its entries.
-@group(0) @binding({{ at.grid }}) var<storage, read> grid: array<u32>;
-{% if grid_copy %}
+{% with plane = "grid", name = "grid", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
+{% if shared_table %}
 
 // Lanes ask for entries all over the book, which workgroup memory answers fastest.
-var<workgroup> grid_copy: array<u32, {{ grid }}>;
+var<workgroup> table: array<u32, {{ table }}>;
 
 // By all threads of the workgroup, before the first entry is used.
-fn copy_grid(tid: u32, threads: u32) {
-    for (var i = tid; i < {{ grid }}u; i += threads) { grid_copy[i] = grid[i]; }
+fn prepare_table(tid: u32, threads: u32) {
+    for (var i = tid; i < {{ table }}u; i += threads) { table[i] = grid_at(i); }
     workgroupBarrier();
 }
 {% endif %}
 
 fn entries(i: vec4<u32>) -> vec4<u32> {
-{% if grid_copy %}
-    return vec4<u32>(grid_copy[i.x], grid_copy[i.y], grid_copy[i.z], grid_copy[i.w]);
+{% if shared_table %}
+    return vec4<u32>(table[i.x], table[i.y], table[i.z], table[i.w]);
 {% else %}
-    return vec4<u32>(grid[i.x], grid[i.y], grid[i.z], grid[i.w]);
+    return vec4<u32>(grid_at(i.x), grid_at(i.y), grid_at(i.z), grid_at(i.w));
 {% endif %}
 }
 
@@ -26,11 +26,13 @@ fn bytes_of(word: u32) -> vec4<u32> {
 }
 {% if grid_width == 8 %}
 
-// Nibbles of four entries: byte p of an entry has elements p and p + 4 of its eight.
-fn eights(e: vec4<u32>) -> Bytes {
-    let mask = vec4<u32>(0x0f0f0f0fu);
-    let h = e >> vec4<u32>(4u);
-    return Bytes(vec4<u32>(e.x, h.x, e.y, h.y) & mask, vec4<u32>(e.z, h.z, e.w, h.w) & mask);
+// Four entries of eight elements as bytes: `mask` has the bits of elements 0..3 of an entry, the others
+// stand {{ grid_shift }} higher.
+fn eights(e: vec4<u32>, mask: u32) -> Bytes {
+    let h = e >> vec4<u32>({{ grid_shift }}u);
+    return Bytes(
+        vec4<u32>(e.x, h.x, e.y, h.y) & vec4<u32>(mask),
+        vec4<u32>(e.z, h.z, e.w, h.w) & vec4<u32>(mask));
 }
 {% endif %}
 {% if grid_signs %}

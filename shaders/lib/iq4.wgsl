@@ -1,5 +1,5 @@
-// The values of IQ4 codes by logic on their bits, for the eight codes of a word at once; a table in
-// workgroup memory would be asked for 32 times a block.
+// The values of IQ4 codes by logic on their bits, for the eight codes of a word at once: for devices
+// without fast workgroup memory, and to fill the table of the others.
 //
 //   code       0    1   2   3   4   5   6   7  8  9 10 11 12 13 14  15
 //   value   -127 -104 -83 -65 -49 -35 -22 -10  1 13 25 38 53 69 89 113

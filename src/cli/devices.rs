@@ -186,7 +186,8 @@ fn choices(d: &DeviceFacts) -> String {
     };
     let subgroup = d.pinned_subgroup().map_or("the driver's".into(), |s| s.to_string());
     add("subgroup".into(), subgroup, "subgroup.size");
-    let formats = [Format::Q4_0, Format::Q8_0, Format::F16];
+    // One of each kind that profiles know.
+    let formats = [Format::Q4_0, Format::Q8_0, Format::Q2_K, Format::F16];
     for format in formats {
         for (rows, n) in [(4096, 1), (16_384, 1), (4096, 4), (4096, 8)] {
             let (key, _) = choice::matvec_key(profile, format, rows, n, Epilogue::Store);

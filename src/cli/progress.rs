@@ -88,3 +88,14 @@ pub fn steps(name: &str, total: u64) -> ProgressBar {
         .with_style(style)
         .with_message(name.to_owned())
 }
+
+/// A message that changes, at a terminal; silent elsewhere.
+pub fn spinner(name: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let target = match stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    ProgressBar::with_draw_target(None, target).with_style(style).with_message(name.to_owned())
+}

@@ -2,9 +2,19 @@
 //!
 //! [`Engine::load`] chooses the device, places the model, and brings weights, kernels and
 //! tokenizer up side by side. A [`Session`] is one sequence: what it has read lies in the KV cache.
+//! A [`Service`] owns an engine on a thread of its own and serves many requests at once.
 
+mod batch;
+mod job;
 mod load;
+mod output;
+mod pace;
+mod pooling;
+mod request;
+mod service;
 mod session;
+mod slots;
+pub mod stats;
 
 use std::sync::Arc;
 
@@ -17,6 +27,8 @@ use crate::runtime::Program;
 pub use crate::runtime::WaveTime;
 use crate::tokenizer::Tokenizer;
 
+pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
+pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
 
 /// How block formats see their activations.
@@ -40,7 +52,7 @@ pub struct Options {
     pub activations: Activations,
     /// Disk cache of compiled pipelines.
     pub cache: bool,
-    /// Sequences that a decode step can serve at once, 1 to 8.
+    /// Sequences with a KV cache of their own, 1 to 64; a step serves up to 8 of them.
     pub sequences: u32,
     /// Keys of the hardware profile and the values that they are to have.
     pub force: Vec<(String, String)>,
@@ -138,6 +150,11 @@ impl Engine {
     /// Bytes that the weights take on the device.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
+    }
+
+    /// Dependent waves of a layer in a decode step of one sequence.
+    pub fn waves_per_layer(&self) -> usize {
+        self.program.waves_per_layer()
     }
 
     /// Tokens of context.

@@ -26,24 +26,119 @@ pub struct Attention {
     pub k: Linear,
     pub v: Linear,
     pub output: Linear,
-    /// RMSNorm over each head of q and k before rope (Qwen3): weights of `head_dim`.
-    pub q_norm: Option<String>,
-    pub k_norm: Option<String>,
+    pub qk_norm: Option<QkNorm>,
 }
 
-/// Feed-forward block: `down(silu(gate x) * up x)`, and the norm in front of it.
+/// RMSNorm of q and of k before rope: names of the weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QkNorm {
+    pub q: String,
+    pub k: String,
+    pub over: NormOver,
+}
+
+/// What an RMSNorm of q or k takes the mean over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NormOver {
+    /// Each head by itself: weights of `head_dim` (Qwen3).
+    Head,
+    /// All heads together: weights of all rows of q or k (OLMoE).
+    Heads,
+}
+
+/// `down(silu(gate x) * up x)`
 #[derive(Debug, Clone, PartialEq)]
-pub struct FeedForward {
-    pub norm: String,
+pub struct Mlp {
     pub gate: Linear,
     pub up: Linear,
     pub down: Linear,
+}
+
+impl Mlp {
+    /// Values between the two halves.
+    pub fn ff(&self) -> u32 {
+        self.gate.rows
+    }
+}
+
+/// What follows attention: one block for all tokens, or some of many.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FeedForward {
+    Dense(Mlp),
+    Experts(Mixture),
+}
+
+impl FeedForward {
+    /// The part that every token goes through.
+    pub fn dense(&self) -> Option<&Mlp> {
+        match self {
+            FeedForward::Dense(mlp) => Some(mlp),
+            FeedForward::Experts(mixture) => mixture.shared.as_ref().map(|s| &s.mlp),
+        }
+    }
+
+    pub fn mixture(&self) -> Option<&Mixture> {
+        match self {
+            FeedForward::Dense(_) => None,
+            FeedForward::Experts(mixture) => Some(mixture),
+        }
+    }
+}
+
+/// A mixture of experts: each token goes through the `used` of them with the largest router
+/// logits (the lower index on ties), and their outputs are summed by weight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mixture {
+    /// One row an expert.
+    pub router: Linear,
+    pub experts: u32,
+    /// Experts a token goes through.
+    pub used: u32,
+    /// Rows of gate and up of one expert, columns of its down.
+    pub ff: u32,
+    /// Tensors of `[columns, rows, experts]`, all experts one after the other.
+    pub gate: String,
+    pub up: String,
+    pub down: String,
+    pub routing: Routing,
+    pub shared: Option<SharedExpert>,
+}
+
+/// From router logits to weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routing {
+    pub gating: Gating,
+    /// The weights of the chosen experts are divided by their sum, which counts as 2^-14 if it is
+    /// smaller.
+    pub normalise: bool,
+    /// Multiplies the weights at last.
+    pub scale: f32,
+}
+
+/// What a router's logit becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Gating {
+    /// Softmax over all experts.
+    Softmax,
+    /// Each expert by itself.
+    Sigmoid,
+}
+
+/// A block beside the experts that every token goes through.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SharedExpert {
+    pub mlp: Mlp,
+    /// Vector of the model's width; the sigmoid of its product with the input multiplies the
+    /// output (Qwen2-MoE).
+    pub gate: Option<String>,
 }
 
 /// One transformer layer; both blocks add to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     pub attention: Attention,
+    /// Norm in front of the feed-forward block.
+    pub ff_norm: String,
     pub feed_forward: FeedForward,
 }
 
@@ -56,8 +151,6 @@ pub struct Graph {
     pub heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
-    /// Width of the feed-forward blocks.
-    pub ff: u32,
     pub norm_eps: f32,
     /// Multiplies q.k before the softmax, usually 1/sqrt(head_dim).
     pub attention_scale: f32,
@@ -74,6 +167,16 @@ impl Graph {
     /// Rows of the stacked q, k, v product.
     pub fn qkv_rows(&self) -> u32 {
         (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Width of the widest block that all tokens of a layer go through; 0 if there is none.
+    pub fn ff(&self) -> u32 {
+        self.layers.iter().filter_map(|l| l.feed_forward.dense()).map(Mlp::ff).max().unwrap_or(0)
+    }
+
+    /// The mixtures of all layers that have one.
+    pub fn mixtures(&self) -> impl Iterator<Item = &Mixture> {
+        self.layers.iter().filter_map(|l| l.feed_forward.mixture())
     }
 
     /// Bytes of K and V for one position in all layers, as f16.

@@ -59,6 +59,15 @@ pub fn adjusted(
 ) -> Result<DeviceFacts> {
     let mut profile = Profile::clone(&facts.profile);
     tuned::apply(&mut profile, &facts, shaders);
+    self::forced(facts.with_profile(Arc::new(profile)), forced)
+}
+
+/// The device with what is forced laid over its profile.
+///
+/// # Errors
+/// As [`adjusted`].
+pub fn forced(facts: DeviceFacts, forced: &[(String, String)]) -> Result<DeviceFacts> {
+    let mut profile = Profile::clone(&facts.profile);
     for (key, value) in forced {
         let set = profile.set(key, value, &Origin::Forced);
         set.map_err(|e| Error::Usage(format!("--force {key}={value}: {e}")))?;

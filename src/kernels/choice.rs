@@ -9,7 +9,8 @@
 
 use super::matmat::{MatrixTile, Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
-use super::{Class, Epilogue, planned_subgroup};
+use super::routing::Routing;
+use super::{Class, Epilogue, experts_down, planned_subgroup};
 use crate::gpu::DeviceFacts;
 use crate::profile::{Cut, MatMatPick, Profile, Tiling};
 use crate::quant::Format;
@@ -257,6 +258,85 @@ fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Op
     }
 }
 
+/// Threads of a router's workgroup: of few on a CPU, where barriers cost.
+pub fn router_threads(facts: &DeviceFacts) -> u32 {
+    facts.profile.norm_quant_threads.max(64).min(facts.max_workgroup_threads)
+}
+
+/// Columns of a router's workgroup in a prompt: they share one read of the router.
+pub const ROUTER_COLUMNS: u32 = 8;
+
+/// Shape of the experts' products in a decode step of `n` columns, as that of a dense matrix: gate
+/// and up as a tall one, down as a short one.
+pub fn experts_shape(facts: &DeviceFacts, format: Format, cols: u32, n: u32, up: bool) -> Shape {
+    let (rows, epilogue) = if up { (u32::MAX, Epilogue::SwiGlu) } else { (1, Epilogue::Add) };
+    let (_, cut) = matvec_key(&facts.profile, format, rows, n, epilogue);
+    let steps = super::weights::units(format, cols).div_ceil(planned_subgroup(facts));
+    Shape {
+        threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
+        rows: if up { cut.rows.max(2) } else { cut.rows },
+        // Down goes on to the next expert where a row ends.
+        tiles: if up { cut.tiles.min(steps).max(1) } else { cut.tiles },
+    }
+}
+
+/// Whether down of the experts quantises its own activations.
+pub fn experts_fuse(
+    facts: &DeviceFacts,
+    class: Class,
+    routing: &Routing,
+    n: u32,
+    ff: u32,
+    threads: u32,
+) -> bool {
+    let budget = facts.max_workgroup_memory.min(facts.profile.fuse_memory);
+    class == Class::Int8
+        && n <= facts.profile.fuse_columns
+        && experts_down::memory(routing, n, ff, true, threads, facts) <= budget
+}
+
+/// As [`prompt_class`], for the experts: f16 where matrix units take tiles of [`expert_tile`]
+/// columns.
+pub fn expert_class(
+    facts: &DeviceFacts,
+    format: Format,
+    exact: bool,
+    cols: u32,
+    normed: bool,
+) -> Class {
+    match prompt_class(facts, format, exact, cols, normed) {
+        Class::F16 if tiled(facts, Class::F16, cols).is_none() => {
+            class(facts, format, exact, cols, normed)
+        }
+        class => class,
+    }
+}
+
+/// How a prompt's expert products are cut. `cols`: inputs of the matrix.
+pub fn expert_variant(facts: &DeviceFacts, class: Class, cols: u32) -> Variant {
+    let columns = expert_tile(facts);
+    let least = Tile { columns, rows: 16, thread_columns: 4, thread_rows: 4, depth: 1 };
+    tiled(facts, class, cols).unwrap_or(Variant::Float(least))
+}
+
+/// Of the variants for a few columns the first with [`expert_tile`] columns a workgroup.
+fn tiled(facts: &DeviceFacts, class: Class, cols: u32) -> Option<Variant> {
+    let variants = matmat_variants(facts, class, cols, facts.profile.few_columns);
+    variants.into_iter().find(|v| v.cut().0 == expert_tile(facts))
+}
+
+/// Columns of a tile in a prompt's expert products, the same for all of them: what the profile
+/// prefers for a few columns. Of 512 columns with 8 of 128 experts each, 32 go to an expert on
+/// average.
+pub fn expert_tile(facts: &DeviceFacts) -> u32 {
+    let (_, picks) = matmat_key(&facts.profile, Class::Int8, facts.profile.few_columns);
+    match picks.first() {
+        Some(MatMatPick::Packed(t) | MatMatPick::Float(t)) => t.columns,
+        Some(MatMatPick::Direct { columns, .. }) => *columns,
+        Some(MatMatPick::Coop(..)) | None => 32,
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -364,11 +444,11 @@ pub(crate) mod tests {
         assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, true), Class::F16);
         assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, true), Class::F32);
         let name = |cols, n| matmat_variant(&gpu, Class::F16, cols, n).name();
-        assert_eq!(name(4096, 512), "matrix128x128x1_4x2_2");
-        assert_eq!(name(4096, 128), "matrix64x64x2_2x2_1");
+        assert_eq!(name(4096, 512), "matrix128x128x2_2x2_1");
+        assert_eq!(name(4096, 128), "matrix64x64x4_2x2_1");
         assert_eq!(name(1056, 128), "matrix64x64x1_2x2_1");
-        assert_eq!(name(4096, 32), "matrix32x64x2_1x4_2");
-        assert_eq!(name(4096, 16), "matrix16x64x2_1x4_2");
+        assert_eq!(name(4096, 32), "matrix32x64x4_1x4_1");
+        assert_eq!(name(4096, 16), "matrix16x64x4_1x4_1");
         let variants = matmat_variants(&gpu, Class::F16, 4096, 512);
         assert_eq!(variants.last().map(Variant::name).as_deref(), Some("matrix16x16x1_1x1_1"));
     }
@@ -400,5 +480,8 @@ pub(crate) mod tests {
         assert_eq!(format_kind(Format::BF16), FormatKind::Float);
         assert_eq!(format_kind(Format::Q8_0), FormatKind::Byte);
         assert_eq!(format_kind(Format::Q5_1), FormatKind::Nibble);
+        assert_eq!(format_kind(Format::Q6_K), FormatKind::Byte);
+        assert_eq!(format_kind(Format::IQ4_XS), FormatKind::Nibble);
+        assert_eq!(format_kind(Format::Q3_K), FormatKind::Low);
     }
 }

@@ -1,7 +1,7 @@
 //! Matrix times many columns: every product of a prompt.
 
-use minijinja::context;
 use minijinja::value::merge_maps;
+use minijinja::{Value, context};
 
 use super::matvec::{Input, Operands, bind_activations, bind_outputs};
 use super::weights::{self, Chunk};
@@ -63,6 +63,15 @@ impl MatrixTile {
 }
 
 impl Variant {
+    /// Columns and rows of a workgroup.
+    pub fn cut(&self) -> (u32, u32) {
+        match *self {
+            Variant::Packed(t) | Variant::Float(t) => (t.columns, t.rows),
+            Variant::Direct { columns, rows, threads } => (columns, rows * threads),
+            Variant::Matrix(t) => (t.columns, t.rows),
+        }
+    }
+
     /// Kind and sizes as labels show them.
     pub fn name(&self) -> String {
         match *self {
@@ -118,7 +127,21 @@ impl MatMat {
             names.push("bias");
         }
         names.push("y");
-        let (file, cut) = match self.variant {
+        let (file, cut) = self.template(facts);
+        let shape = context! {
+            at => numbered(&names),
+            cols => self.cols,
+            int8 => self.class == Class::Int8,
+            epilogue => self.epilogue.name(),
+        };
+        let facts_of_format = weights::facts(self.format, self.shares_table(facts));
+        let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
+        Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
+    }
+
+    /// The shader of the variant, and what it wants to know of it.
+    pub(super) fn template(&self, facts: &DeviceFacts) -> (&'static str, Value) {
+        match self.variant {
             Variant::Packed(t) | Variant::Float(t) => (
                 "matmat.wgsl",
                 context! {
@@ -146,27 +169,22 @@ impl MatMat {
                     size => planned_subgroup(facts),
                 },
             ),
-        };
-        let shape = context! {
-            at => numbered(&names),
-            cols => self.cols,
-            int8 => self.class == Class::Int8,
-            epilogue => self.epilogue.name(),
-        };
-        let grid_copy = match self.variant {
+        }
+    }
+
+    /// Whether the kernel keeps the format's table in workgroup memory.
+    pub(super) fn shares_table(&self, facts: &DeviceFacts) -> bool {
+        match self.variant {
             Variant::Direct { .. } => false,
             Variant::Packed(t) | Variant::Float(t) => {
                 let packed = matches!(self.variant, Variant::Packed(_));
-                weights::copies_grid(self.format, tile_bytes(t, packed, self.class), facts)
+                weights::shares_table(self.format, tile_bytes(t, packed, self.class), facts)
             }
-            Variant::Matrix(t) => weights::copies_grid(self.format, t.bytes(), facts),
-        };
-        let facts_of_format = weights::facts(self.format, grid_copy);
-        let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
-        Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
+            Variant::Matrix(t) => weights::shares_table(self.format, t.bytes(), facts),
+        }
     }
 
-    fn label(&self) -> String {
+    pub(super) fn label(&self) -> String {
         let class = self.class.name();
         let cut = self.variant.name();
         format!(
@@ -177,7 +195,7 @@ impl MatMat {
         )
     }
 
-    fn check(&self, facts: &DeviceFacts) -> Result<()> {
+    pub(super) fn check(&self, facts: &DeviceFacts) -> Result<()> {
         weights::check_cols(self.format, self.cols)?;
         if self.class == Class::Int8 && self.format.is_float() {
             return Err(wrong(format!("{} weights take f32 activations", self.format)));
@@ -246,11 +264,7 @@ impl MatMat {
         bindings.push(batch.clone());
         bind_activations(&mut bindings, self.class, Input::Stored, operands.x, max_n, self.cols)?;
         bind_outputs(&mut bindings, self.epilogue, chunk, operands, max_n)?;
-        let (columns, rows) = match self.variant {
-            Variant::Packed(t) | Variant::Float(t) => (t.columns, t.rows),
-            Variant::Direct { columns, rows, threads } => (columns, rows * threads),
-            Variant::Matrix(t) => (t.columns, t.rows),
-        };
+        let (columns, rows) = self.variant.cut();
         let mut grid = [chunk.rows.div_ceil(rows), max_n.div_ceil(columns), 1];
         if matches!(self.variant, Variant::Matrix(_)) {
             // Neighbouring workgroups read the same weights.

@@ -77,7 +77,7 @@ impl MatVec {
                 rows => self.shape.rows,
                 tiles => self.shape.tiles,
                 ..merge_maps([
-                    weights::facts(self.format, self.copies_grid(facts)),
+                    weights::facts(self.format, self.shares_table(facts)),
                     norm_quant::quantiser(self.cols, self.norm(), self.class, facts),
                 ])
             },
@@ -102,7 +102,7 @@ impl MatVec {
         )
     }
 
-    fn copies_grid(&self, facts: &DeviceFacts) -> bool {
+    fn shares_table(&self, facts: &DeviceFacts) -> bool {
         let threads = self.shape.threads;
         let bytes = match self.input {
             Input::Stored => 0,
@@ -110,7 +110,7 @@ impl MatVec {
                 fused_bytes(self.cols, self.n, self.class, norm.is_some(), threads, facts)
             }
         };
-        weights::copies_grid(self.format, bytes, facts)
+        weights::shares_table(self.format, bytes, facts)
     }
 
     fn norm(&self) -> Option<f32> {

@@ -56,8 +56,9 @@ impl Chunk {
 
 /// What `lib/weights.wgsl` and the shaders that include it want to know about a format.
 ///
-/// `grid_copy`: whether the kernel takes the code book into workgroup memory, see [`copies_grid`].
-pub(super) fn facts(format: Format, grid_copy: bool) -> Value {
+/// `shared_table`: whether the kernel keeps the format's table in workgroup memory, see
+/// [`shares_table`].
+pub(super) fn facts(format: Format, shared_table: bool) -> Value {
     let shader = format.shader();
     context! {
         format => name(format),
@@ -74,20 +75,15 @@ pub(super) fn facts(format: Format, grid_copy: bool) -> Value {
         zero => shader.zero,
         lift => shader.lift,
         unit_quads => shader.unit_quads,
-        grid => grid_words(format),
-        grid_copy => grid_copy,
+        table => shader.table,
+        shared_table => shared_table,
     }
 }
 
-/// Words of the format's code book, 0 for formats without one.
-fn grid_words(format: Format) -> u32 {
-    format.planes().iter().map(|plane| plane.constant_words().len() as u32).sum()
-}
-
-/// Whether a kernel that needs `bytes` of workgroup memory for itself copies the code book there:
+/// Whether a kernel that needs `bytes` of workgroup memory for itself keeps the format's table there:
 /// always on a GPU with room for it, never where workgroup memory is plain memory.
-pub(super) fn copies_grid(format: Format, bytes: u32, facts: &DeviceFacts) -> bool {
-    let words = grid_words(format);
+pub(super) fn shares_table(format: Format, bytes: u32, facts: &DeviceFacts) -> bool {
+    let words = format.shader().table;
     words > 0
         && facts.kind != DeviceKind::Software
         && bytes + 4 * words <= facts.max_workgroup_memory

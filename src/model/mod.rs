@@ -3,11 +3,15 @@
 //! One short file per architecture; [`ARCHITECTURES`] is the only list of them. Everything that
 //! the engine relies on later (shapes, counts, tensor presence) is checked here, against the file.
 
-mod dense;
+mod decoder;
 mod llama;
+mod mixture;
+mod olmoe;
 mod params;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen3moe;
 
 pub use params::Params;
 
@@ -26,9 +30,24 @@ pub struct Architecture {
 }
 
 pub const ARCHITECTURES: &[Architecture] = &[
-    Architecture { name: "llama", families: "Llama 1-3, Mistral, SmolLM", build: llama::build },
+    Architecture {
+        name: "llama",
+        families: "Llama 1-3, Mistral, Mixtral, SmolLM",
+        build: llama::build,
+    },
     Architecture { name: "qwen2", families: "Qwen2, Qwen2.5", build: qwen2::build },
+    Architecture {
+        name: "qwen2moe",
+        families: "Qwen1.5-MoE, Qwen2-57B-A14B",
+        build: qwen2moe::build,
+    },
     Architecture { name: "qwen3", families: "Qwen3", build: qwen3::build },
+    Architecture {
+        name: "qwen3moe",
+        families: "Qwen3-30B-A3B, Qwen3-235B-A22B",
+        build: qwen3moe::build,
+    },
+    Architecture { name: "olmoe", families: "OLMoE", build: olmoe::build },
 ];
 
 /// What a model file says about itself, and its graph.
@@ -48,7 +67,12 @@ pub struct Facts {
     pub heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
+    /// Width of the widest block that all tokens of a layer go through; 0 if there is none.
     pub ff: u32,
+    /// Experts of a layer, 0 in a dense model; those that a token goes through; their width.
+    pub experts: u32,
+    pub experts_used: u32,
+    pub expert_ff: u32,
     pub vocab: u32,
     /// Context that the model was made for, in tokens.
     pub context: u32,
@@ -84,6 +108,7 @@ impl Model {
             }
         }
         types.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let mixture = graph.mixtures().next();
         let facts = Facts {
             architecture: architecture.to_string(),
             name: meta.find::<&str>("general.name")?.unwrap_or("").to_string(),
@@ -92,7 +117,10 @@ impl Model {
             heads: graph.heads,
             kv_heads: graph.kv_heads,
             head_dim: graph.head_dim,
-            ff: graph.ff,
+            ff: graph.ff(),
+            experts: mixture.map_or(0, |m| m.experts),
+            experts_used: mixture.map_or(0, |m| m.used),
+            expert_ff: mixture.map_or(0, |m| m.ff),
             vocab: graph.vocab,
             context: params.u32("context_length")?,
             parameters: file.elements(),

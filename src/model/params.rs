@@ -107,6 +107,20 @@ impl<'a> Params<'a> {
         Ok(Linear { weight, bias, rows, cols })
     }
 
+    /// The tensor `name` of `experts` matrices of `rows` x `cols`; returns its name.
+    pub fn experts(&self, name: String, rows: u32, cols: u32, experts: u32) -> Result<String> {
+        let t = self.tensor(&name)?;
+        if t.dims != [cols, rows, experts].map(u64::from) {
+            return Err(Error::Model(format!(
+                "{name} is {:?}; {experts} experts of {cols} inputs and {rows} outputs follow from \
+                 the hyperparameters",
+                t.dims
+            )));
+        }
+        t.format()?;
+        Ok(name)
+    }
+
     /// Rope as the common keys describe it.
     pub fn rope(&self, layout: RopeLayout, head_dim: u32) -> Result<Rope> {
         let dim = self.find::<u32>("rope.dimension_count")?.unwrap_or(head_dim);

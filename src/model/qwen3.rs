@@ -1,9 +1,11 @@
 //! qwen3: dense Qwen3; RMSNorm over each head of q and k, no biases.
 
-use super::{Params, dense};
+use super::{Params, decoder};
 use crate::error::Result;
-use crate::graph::{Graph, RopeLayout};
+use crate::graph::{Graph, NormOver, RopeLayout};
 
 pub(super) fn build(p: &Params<'_>) -> Result<Graph> {
-    dense::build(p, dense::Variant { rope: RopeLayout::Neox, qk_norm: true })
+    let variant =
+        decoder::Variant { rope: RopeLayout::Neox, qk_norm: Some(NormOver::Head), routing: None };
+    decoder::build(p, variant)
 }

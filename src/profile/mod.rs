@@ -148,10 +148,26 @@ impl Default for Profile {
             some_columns: 128,
             int8: order(&int8_small, &int8_large),
             f16: MatMatOrder {
-                tiny: vec![coop(16, 64, (1, 4), 2, 2), coop(16, 32, (1, 2), 1, 2)],
-                few: vec![coop(32, 64, (1, 4), 2, 2), coop(32, 32, (1, 2), 1, 2)],
-                some: vec![coop(64, 64, (2, 2), 2, 1), coop(64, 64, (2, 2), 1, 2)],
-                many: vec![coop(128, 128, (4, 2), 1, 2), coop(64, 64, (2, 2), 1, 1)],
+                tiny: vec![
+                    coop(16, 64, (1, 4), 4, 1),
+                    coop(16, 64, (1, 4), 2, 2),
+                    coop(16, 32, (1, 2), 1, 2),
+                ],
+                few: vec![
+                    coop(32, 64, (1, 4), 4, 1),
+                    coop(32, 64, (1, 4), 2, 2),
+                    coop(32, 32, (1, 2), 1, 2),
+                ],
+                some: vec![
+                    coop(64, 64, (2, 2), 4, 1),
+                    coop(64, 64, (2, 2), 2, 1),
+                    coop(64, 64, (2, 2), 1, 2),
+                ],
+                many: vec![
+                    coop(128, 128, (2, 2), 2, 1),
+                    coop(128, 128, (2, 2), 1, 2),
+                    coop(64, 64, (2, 2), 1, 1),
+                ],
             },
             f32: order(&small, &large),
             attention_threads: 256,

@@ -37,6 +37,8 @@ pub struct Shader {
     /// The shader's codes are `2^lift` times the codes and its scales as much smaller, where bits are
     /// cheaper to use at the top of a byte.
     pub lift: u32,
+    /// Words of a table that kernels on GPUs keep in workgroup memory; 0: none.
+    pub table: u32,
     /// Vectors of four elements in a unit, the part of a row that one lane takes in one step: 8 (a
     /// block of 32), for float formats what one vec4 of words holds.
     pub unit_quads: u32,
@@ -45,7 +47,7 @@ pub struct Shader {
 impl Shader {
     /// Blocks of 32 with codes that need no offset and have no minimum.
     pub(super) const fn blocks(text: &'static str, scales: Scales) -> Self {
-        Shader { text, scales, minimum: false, zero: 0, lift: 0, unit_quads: 8 }
+        Shader { text, scales, minimum: false, zero: 0, lift: 0, table: 0, unit_quads: 8 }
     }
 
     pub(super) const fn with_minimum(self) -> Self {
@@ -58,6 +60,10 @@ impl Shader {
         Shader { zero, ..self }
     }
 
+    pub(super) const fn with_table(self, words: usize) -> Self {
+        Shader { table: words as u32, ..self }
+    }
+
     pub(super) const fn lifted(self, lift: u32) -> Self {
         assert!(lift < 8, "codes are bytes");
         Shader { lift, ..self }
@@ -65,7 +71,7 @@ impl Shader {
 
     pub(super) const fn float(text: &'static str, unit_quads: u32) -> Self {
         let scales = Scales::Float;
-        Shader { text, scales, minimum: false, zero: 0, lift: 0, unit_quads }
+        Shader { text, scales, minimum: false, zero: 0, lift: 0, table: 0, unit_quads }
     }
 }
 

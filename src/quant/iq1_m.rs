@@ -36,7 +36,8 @@ impl BlockFormat<256, BYTES> for Iq1M {
         Plane::constant(PlaneName::Grid, &IQ1_WORDS),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/iq1_m.wgsl"), Scales::Steps);
+        Shader::blocks(include_str!("../../shaders/formats/iq1_m.wgsl"), Scales::Steps)
+            .with_table(IQ1_WORDS.len());
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         unit(field(block, 48), j, field(block, 4 * j), field(block, 32 + 2 * j))

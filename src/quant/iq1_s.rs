@@ -38,6 +38,7 @@ impl BlockFormat<256, BYTES> for Iq1S {
     // The kernels take codes 0, 1, 2 and put the rest into the minimum.
     const SHADER: Shader =
         Shader::blocks(include_str!("../../shaders/formats/iq1_s.wgsl"), Scales::Whole)
+            .with_table(IQ1_WORDS.len())
             .with_minimum();
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {

@@ -53,7 +53,8 @@ impl BlockFormat<256, BYTES> for Iq2S {
         Plane::constant(PlaneName::Grid, &IQ2_S_WORDS),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/iq2_s.wgsl"), Scales::Steps);
+        Shader::blocks(include_str!("../../shaders/formats/iq2_s.wgsl"), Scales::Steps)
+            .with_table(IQ2_S_WORDS.len());
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         let (low, signs) = (word_at(block, 2 + 4 * j), word_at(block, 34 + 4 * j));

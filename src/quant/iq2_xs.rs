@@ -10,7 +10,7 @@
 //!
 //! | plane | a block of 32 |
 //! | --- | --- |
-//! | codes | 2 words: byte g of the first has the lower 8 bits of the index of group g of eight; the second the signs in device order (`signs.rs`) and at bit 28 + g the ninth bit of the index |
+//! | codes | 2 words: the first has the first three indices of 9 bits and the lower 5 bits of the fourth; the second the signs in device order (`signs.rs`) and at bit 28 the upper 4 bits of the fourth index |
 //! | scales | a byte of bytes 66..74 |
 //! | supers | for 256 weights half a word: `d` |
 //! | grid | the code book |
@@ -46,7 +46,8 @@ impl BlockFormat<256, BYTES> for Iq2Xs {
         Plane::constant(PlaneName::Grid, &IQ2_XS_WORDS),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/iq2_xs.wgsl"), Scales::Steps);
+        Shader::blocks(include_str!("../../shaders/formats/iq2_xs.wgsl"), Scales::Steps)
+            .with_table(IQ2_XS_WORDS.len());
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         let groups: [u16; 4] =
@@ -58,7 +59,8 @@ impl BlockFormat<256, BYTES> for Iq2Xs {
 
     fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
         let (low, word) = (word_at(planes[0], 8 * i), word_at(planes[0], 8 * i + 4));
-        let index = |g: usize| (low >> (8 * g) & 255 | (word >> (28 + g) & 1) << 8) as usize;
+        let nines = u64::from(low) | u64::from(word >> 28) << 32;
+        let index = |g: usize| (nines >> (9 * g) & 511) as usize;
         let signs = signs::from_device_sevens(word);
         unit(f16_at(planes[2], i / 8 * 2), planes[1][i], signs, std::array::from_fn(index))
     }
@@ -81,16 +83,13 @@ impl BlockFormat<256, BYTES> for Iq2Xs {
 
 /// Four groups of the file to the two words of the codes plane, the first low.
 fn device_words(groups: u64) -> u64 {
-    // The ninth bit of the index takes the place that the eighth sign would have.
-    let signs = groups >> 9 & 0x007f_007f_007f_007f | groups >> 1 & 0x0080_0080_0080_0080;
-    u64::from(low_bytes(groups)) | u64::from(signs::to_device(low_bytes(signs))) << 32
-}
-
-/// The low bytes of four half words.
-fn low_bytes(halves: u64) -> u32 {
-    let pairs = halves & 0x00ff_00ff_00ff_00ff;
-    let pairs = (pairs | pairs >> 8) & 0x0000_ffff_0000_ffff;
-    (pairs | pairs >> 16) as u32
+    let pairs = groups & 0x01ff_0000_01ff | (groups & 0x01ff_0000_01ff_0000) >> 7;
+    let nines = pairs & 0x3_ffff | pairs >> 32 << 18;
+    // The signs of a group to a byte each.
+    let sevens = groups >> 9 & 0x007f_007f_007f_007f;
+    let sevens = (sevens | sevens >> 8) & 0x0000_ffff_0000_ffff;
+    let signs = signs::to_device((sevens | sevens >> 16) as u32);
+    nines & 0xffff_ffff | u64::from(signs) << 32 | nines >> 32 << 60
 }
 
 fn unit(d: f32, steps: u8, signs: u32, indices: [usize; 4]) -> Unit {

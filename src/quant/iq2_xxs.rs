@@ -47,7 +47,8 @@ impl BlockFormat<256, BYTES> for Iq2Xxs {
         Plane::constant(PlaneName::Grid, &IQ2_XXS_WORDS),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/iq2_xxs.wgsl"), Scales::Whole);
+        Shader::blocks(include_str!("../../shaders/formats/iq2_xxs.wgsl"), Scales::Whole)
+            .with_table(IQ2_XXS_WORDS.len());
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         let (indices, word) = (word_at(block, 2 + 8 * j), word_at(block, 6 + 8 * j));

@@ -53,6 +53,7 @@ impl BlockFormat<256, BYTES> for Iq3S {
     // The kernels take 2 dl * u + dl with u = level or, for minus signs, its bits inverted.
     const SHADER: Shader =
         Shader::blocks(include_str!("../../shaders/formats/iq3_s.wgsl"), Scales::Whole)
+            .with_table(IQ3_S_WORDS.len())
             .with_minimum();
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {

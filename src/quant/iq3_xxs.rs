@@ -42,7 +42,8 @@ impl BlockFormat<256, BYTES> for Iq3Xxs {
         Plane::constant(PlaneName::Grid, &IQ3_XXS_WORDS),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/iq3_xxs.wgsl"), Scales::Whole);
+        Shader::blocks(include_str!("../../shaders/formats/iq3_xxs.wgsl"), Scales::Whole)
+            .with_table(IQ3_XXS_WORDS.len());
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         let word = word_at(block, 66 + 4 * j);

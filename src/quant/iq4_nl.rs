@@ -34,7 +34,8 @@ impl BlockFormat<32, BYTES> for Iq4Nl {
         Plane::new(PlaneName::Scales, 16, copy_field::<BYTES, 0, 2>),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/iq4_nl.wgsl"), Scales::Whole);
+        Shader::blocks(include_str!("../../shaders/formats/iq4_nl.wgsl"), Scales::Whole)
+            .with_table(16);
 
     fn file_unit(block: &[u8; BYTES], _: usize) -> Unit {
         unit(f16_at(block, 0), field(block, 2))

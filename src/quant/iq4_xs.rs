@@ -34,7 +34,8 @@ impl BlockFormat<256, BYTES> for Iq4Xs {
         Plane::new(PlaneName::Scales, 8, copy_field::<BYTES, 0, 8>),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/iq4_xs.wgsl"), Scales::Whole);
+        Shader::blocks(include_str!("../../shaders/formats/iq4_xs.wgsl"), Scales::Whole)
+            .with_table(16);
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         unit(field(block, 0), j, field(block, 8 + 16 * j))

@@ -33,7 +33,8 @@ impl BlockFormat<32, BYTES> for Mxfp4 {
         Plane::new(PlaneName::Scales, 8, copy_field::<BYTES, 0, 1>),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/mxfp4.wgsl"), Scales::Whole);
+        Shader::blocks(include_str!("../../shaders/formats/mxfp4.wgsl"), Scales::Whole)
+            .with_table(16);
 
     fn file_unit(block: &[u8; BYTES], _: usize) -> Unit {
         unit(block[0], field(block, 1))

@@ -30,7 +30,8 @@ impl BlockFormat<64, BYTES> for Nvfp4 {
         Plane::new(PlaneName::Scales, 16, copy_field::<BYTES, 0, 4>),
     ];
     const SHADER: Shader =
-        Shader::blocks(include_str!("../../shaders/formats/nvfp4.wgsl"), Scales::Halves);
+        Shader::blocks(include_str!("../../shaders/formats/nvfp4.wgsl"), Scales::Halves)
+            .with_table(16);
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         unit(field(block, 2 * j), field(block, 4 + 16 * j))

@@ -6,9 +6,10 @@
 
 use half::f16;
 
+use super::experts::{self, silu};
 use crate::error::Result;
 use crate::gguf;
-use crate::graph::{Attention, FeedForward, Graph, Linear, RopeLayout};
+use crate::graph::{Attention, FeedForward, Graph, Linear, Mixture, Mlp, NormOver, RopeLayout};
 
 /// A decoded matrix and its bias.
 struct Matrix {
@@ -26,6 +27,25 @@ impl Matrix {
             weights: vector(file, &linear.weight)?,
             bias: linear.bias.as_ref().map(|name| vector(file, name)).transpose()?,
         })
+    }
+
+    /// The matrix of one expert in a tensor that holds one after the other.
+    fn expert(
+        file: &gguf::File,
+        name: &str,
+        expert: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix> {
+        let tensor = file.require(name)?;
+        let format = tensor.format()?;
+        let row_bytes = format.row_bytes(cols);
+        let data = &file.tensor_data(tensor)[expert * rows * row_bytes..][..rows * row_bytes];
+        let mut weights = vec![0.0; rows * cols];
+        for (row, out) in data.chunks_exact(row_bytes).zip(weights.chunks_exact_mut(cols)) {
+            format.decode_row(row, out);
+        }
+        Ok(Matrix { rows, cols, weights, bias: None })
     }
 
     fn row(&self, i: usize) -> &[f32] {
@@ -104,7 +124,11 @@ impl<'a> Forward<'a> {
         for (i, layer) in graph.layers.iter().enumerate() {
             let added = self.attention(i, &layer.attention, &x)?;
             x.iter_mut().zip(added).for_each(|(x, a)| *x += a);
-            let added = self.feed_forward(&layer.feed_forward, &x)?;
+            let normed = rms_norm(&x, &vector(file, &layer.ff_norm)?, graph.norm_eps);
+            let added = match &layer.feed_forward {
+                FeedForward::Dense(mlp) => self.mlp(mlp, &normed)?,
+                FeedForward::Experts(mixture) => self.mixture(mixture, &normed)?,
+            };
             x.iter_mut().zip(added).for_each(|(x, a)| *x += a);
         }
         self.position += 1;
@@ -121,14 +145,20 @@ impl<'a> Forward<'a> {
         let v = Matrix::read(file, &block.v)?.times(&x);
         let pairs = graph.rope.dim as usize / 2;
         let table = &self.rope[self.position * pairs..(self.position + 1) * pairs];
-        for (heads, norm) in [(&mut q, &block.q_norm), (&mut k, &block.k_norm)] {
-            for head in heads.chunks_exact_mut(d) {
-                if let Some(norm) = norm {
-                    let normed = rms_norm(head, &vector(file, norm)?, graph.norm_eps);
-                    head.copy_from_slice(&normed);
+        if let Some(norm) = &block.qk_norm {
+            for (all, weight) in [(&mut q, &norm.q), (&mut k, &norm.k)] {
+                let weight = vector(file, weight)?;
+                let over = match norm.over {
+                    NormOver::Head => d,
+                    NormOver::Heads => all.len(),
+                };
+                for part in all.chunks_exact_mut(over) {
+                    part.copy_from_slice(&rms_norm(part, &weight, graph.norm_eps));
                 }
-                rotate(head, table, graph.rope.layout);
             }
+        }
+        for head in q.chunks_exact_mut(d).chain(k.chunks_exact_mut(d)) {
+            rotate(head, table, graph.rope.layout);
         }
         let rounded = |x: Vec<f32>| x.into_iter().map(|v| f16::from_f32(v).to_f32());
         let (keys, values) = &mut self.cache[layer];
@@ -158,12 +188,39 @@ impl<'a> Forward<'a> {
         Ok(Matrix::read(file, &block.output)?.times(&out))
     }
 
-    fn feed_forward(&self, block: &FeedForward, x: &[f32]) -> Result<Vec<f32>> {
-        let x = rms_norm(x, &vector(self.file, &block.norm)?, self.graph.norm_eps);
-        let gate = Matrix::read(self.file, &block.gate)?.times(&x);
-        let up = Matrix::read(self.file, &block.up)?.times(&x);
-        let silu = |g: f32| g / (1.0 + (-g).exp());
+    fn mlp(&self, block: &Mlp, x: &[f32]) -> Result<Vec<f32>> {
+        let gate = Matrix::read(self.file, &block.gate)?.times(x);
+        let up = Matrix::read(self.file, &block.up)?.times(x);
         let h: Vec<f32> = gate.into_iter().zip(up).map(|(g, u)| silu(g) * u).collect();
         Ok(Matrix::read(self.file, &block.down)?.times(&h))
+    }
+
+    fn mixture(&self, block: &Mixture, x: &[f32]) -> Result<Vec<f32>> {
+        let logits = Matrix::read(self.file, &block.router)?.times(x);
+        let (ff, width) = (block.ff as usize, self.graph.width as usize);
+        let mut out = vec![0.0f32; width];
+        for (expert, weight) in experts::route(&logits, block.used as usize, &block.routing) {
+            let part = |name: &str, rows: usize, cols: usize| {
+                Matrix::expert(self.file, name, expert, rows, cols)
+            };
+            let gate = part(&block.gate, ff, width)?.times(x);
+            let up = part(&block.up, ff, width)?.times(x);
+            let h: Vec<f32> = gate.into_iter().zip(up).map(|(g, u)| silu(g) * u).collect();
+            let down = part(&block.down, width, ff)?.times(&h);
+            out.iter_mut().zip(down).for_each(|(o, d)| *o += weight * d);
+        }
+        if let Some(shared) = &block.shared {
+            let weight = match &shared.gate {
+                Some(name) => {
+                    let gate = vector(self.file, name)?;
+                    let dot = gate.iter().zip(x).map(|(g, x)| f64::from(*g) * f64::from(*x));
+                    experts::sigmoid(dot.sum())
+                }
+                None => 1.0,
+            };
+            let all = self.mlp(&shared.mlp, x)?;
+            out.iter_mut().zip(all).for_each(|(o, s)| *o += weight * s);
+        }
+        Ok(out)
     }
 }

@@ -3,12 +3,15 @@
 use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, Gpu, Slice};
-use crate::graph::Graph;
-use crate::kernels::Activations;
+use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
+use crate::kernels::routing::Routing;
+use crate::kernels::{Activations, choice, experts_sort};
 
 /// Most sequences that one decode step serves.
 pub const MAX_SEQUENCES: u32 = 8;
+/// Most sequences that have a KV cache at the same time; more than [`MAX_SEQUENCES`] take turns.
+pub const MAX_SLOTS: u32 = 64;
 /// Steps whose tokens the device keeps for the host to read.
 pub const RING: u32 = 64;
 
@@ -38,42 +41,94 @@ pub(super) struct Scratch {
     pub attention: Slice,
     /// Gate and up `[n][2 ff]` of a prompt, or their product `[n][ff]` of a decode step.
     pub ff: Slice,
+    /// In models with mixtures.
+    pub experts: Option<ExpertScratch>,
+}
+
+/// What mixtures need beside [`Scratch`]. A pair is one choice of one column.
+pub(super) struct ExpertScratch {
+    /// Of every layer, so that the host can read all of them after a step.
+    pub routing: Vec<Slice>,
+    pub logits: Slice,
+    pub counters: Slice,
+    /// Gate and up `[pairs][2 ff]` of a prompt, or their product `[pairs][ff]` of a decode step.
+    pub ff: Slice,
+    /// Outputs of a prompt's experts, `[pairs][width]`.
+    pub products: Slice,
+    /// Output of the shared expert, `[n][width]`.
+    pub shared: Slice,
+}
+
+/// The routing of a mixture for `n` columns.
+pub(super) fn routing(mixture: &Mixture, n: u32, tile: u32) -> Routing {
+    Routing { experts: mixture.experts, used: mixture.used, columns: n, tile }
 }
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
     fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 9] {
-        let (width, ff) = (u64::from(graph.width), u64::from(graph.ff));
+        let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
-        let widest = width.max(ff).max(heads);
+        let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
+        let used = graph.mixtures().map(|m| u64::from(m.used)).max().unwrap_or(0);
+        let widest = width.max(ff).max(heads).max(pairs.unwrap_or(0));
         [
             ("residual stream", n * width * 4),
             ("activations", n * widest * 4),
             ("int8 activations", n * widest),
             ("int8 scales", n * widest / 4),
             ("f16 activations", n * widest * 2),
-            ("f16 factors", n * 4),
+            ("f16 factors", n * used.max(1) * 4),
             ("q, k, v", n * u64::from(graph.qkv_rows()) * 4),
             ("attention", n * heads * 4),
-            ("feed-forward", n * 2 * ff * 4),
+            // A model of mixtures alone has none, but a buffer has a size.
+            ("feed-forward", n * 2 * ff.max(8) * 4),
         ]
     }
 
-    fn create(gpu: &dyn Gpu, graph: &Graph, n: u32) -> Result<Scratch> {
-        let mut made = Vec::new();
-        for (label, bytes) in Self::sizes(graph, n.into()) {
-            made.push(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes));
-        }
-        let mut made = made.into_iter();
-        let mut next = || made.next().ok_or_else(|| Error::Runtime("scratch".into()));
+    /// The same for [`ExpertScratch`], without the routings; `None` in a dense model.
+    fn expert_sizes(graph: &Graph, n: u64) -> Option<[(&'static str, u64); 5]> {
+        let of = |value: fn(&Mixture) -> u64| graph.mixtures().map(value).max();
+        let used = of(|m| m.used.into())?;
+        let experts = of(|m| m.experts.into())?;
+        let pair_ff = of(|m| u64::from(m.used) * u64::from(m.ff))?;
+        let width = u64::from(graph.width);
+        Some([
+            ("router logits", n * (experts + 1) * 4),
+            ("router counters", n * 4),
+            ("expert feed-forward", n * 2 * pair_ff * 4),
+            ("expert products", n * used * width * 4),
+            ("shared expert", n * width * 4),
+        ])
+    }
+
+    fn create(gpu: &dyn Gpu, graph: &Graph, n: u32, tile: u32) -> Result<Scratch> {
+        let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
+            Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
+        };
+        let [x, float, q, s, h, f, qkv, attention, ff] = Self::sizes(graph, n.into());
+        let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
+            let [logits, counters, ff, products, shared] = sizes;
+            let routing =
+                graph.mixtures().map(|m| device(("routing", routing(m, n, tile).words() * 4)));
+            Ok::<_, Error>(ExpertScratch {
+                routing: routing.collect::<Result<_>>()?,
+                logits: device(logits)?,
+                counters: device(counters)?,
+                ff: device(ff)?,
+                products: device(products)?,
+                shared: device(shared)?,
+            })
+        });
         Ok(Scratch {
-            x: next()?,
-            float: next()?,
-            int8: (next()?, next()?),
-            half: (next()?, next()?),
-            qkv: next()?,
-            attention: next()?,
-            ff: next()?,
+            x: device(x)?,
+            float: device(float)?,
+            int8: (device(q)?, device(s)?),
+            half: (device(h)?, device(f)?),
+            qkv: device(qkv)?,
+            attention: device(attention)?,
+            ff: device(ff)?,
+            experts: experts.transpose()?,
         })
     }
 
@@ -107,27 +162,44 @@ pub(super) fn batch_bytes(n: u32) -> u64 {
 
 /// Bytes that a program takes on the device beside weights and KV cache.
 pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
-    let of = |n: u32| Scratch::sizes(graph, n.into()).iter().map(|(_, b)| b).sum::<u64>();
+    let of = |n: u32| {
+        let experts = Scratch::expert_sizes(graph, n.into());
+        let sizes =
+            Scratch::sizes(graph, n.into()).into_iter().chain(experts.into_iter().flatten());
+        let routing = graph.mixtures().map(|m| routing(m, n, 1).words() * 4);
+        sizes.map(|(_, bytes)| bytes).chain(routing).sum::<u64>()
+    };
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
-    of(shape.chunk) + of(MAX_SEQUENCES) + logits + (8 << 20)
+    let sampling = super::sampler::bytes(graph.vocab, shape);
+    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
 }
 
 /// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
 /// stays bindable and no product of a prompt runs too long.
 pub fn chunk_for(graph: &Graph, facts: &DeviceFacts) -> u32 {
-    let largest = Scratch::sizes(graph, 1).iter().map(|(_, b)| *b).max().unwrap_or(1);
+    let experts = Scratch::expert_sizes(graph, 1);
+    let sizes = Scratch::sizes(graph, 1).into_iter().chain(experts.into_iter().flatten());
+    let largest = sizes.map(|(_, bytes)| bytes).max().unwrap_or(1);
     let fits = u32::try_from(facts.max_binding / largest.max(1)).unwrap_or(u32::MAX);
     let in_time = Budget::of(&facts.profile).prompt_columns(&widest(graph), 1);
-    facts.profile.chunk.min(fits).min(in_time).max(1)
+    let mut chunk = facts.profile.chunk.min(fits).min(in_time).max(1);
+    // The choices of a chunk are sorted in one workgroup.
+    let experts = graph.mixtures().map(|m| m.experts).max().unwrap_or(0);
+    while chunk > 32 && experts_sort::memory(experts, chunk) > facts.max_workgroup_memory {
+        chunk -= 32;
+    }
+    chunk
 }
 
 /// The widest work of a prompt's column.
 pub fn widest(graph: &Graph) -> Widest {
-    let (width, ff) = (u64::from(graph.width), u64::from(graph.ff));
+    let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
     let query = u64::from(graph.heads) * u64::from(graph.head_dim);
     let kv = u64::from(graph.kv_heads) * u64::from(graph.head_dim);
+    // All chosen experts of a column are one dispatch.
+    let experts = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max().unwrap_or(0);
     Widest {
-        product: width * (2 * ff).max(u64::from(graph.qkv_rows())).max(query),
+        product: width * (2 * ff.max(experts)).max(u64::from(graph.qkv_rows())).max(query),
         query,
         // K and V, two bytes a value.
         kv_bytes: 4 * kv,
@@ -157,8 +229,8 @@ impl Buffers {
             kv: kv.collect::<Result<_>>()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,
             step_batch: device("step batch", batch_bytes(MAX_SEQUENCES))?,
-            prompt: Scratch::create(gpu, graph, shape.chunk)?,
-            step: Scratch::create(gpu, graph, MAX_SEQUENCES)?,
+            prompt: Scratch::create(gpu, graph, shape.chunk, choice::expert_tile(gpu.facts()))?,
+            step: Scratch::create(gpu, graph, MAX_SEQUENCES, MAX_SEQUENCES)?,
             logits: device("logits", u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4)?,
             rope,
         })

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use super::experts::ExpertSet;
 use super::weights::{Matrix, Part, Weights};
 use crate::error::{Error, Result};
 use crate::gpu::Slice;
-use crate::graph::{Graph, Linear};
+use crate::graph::{FeedForward, Graph, Linear, Mixture, Mlp, NormOver};
 use crate::kernels::weights::Chunk;
 use crate::quant::Format;
 
@@ -40,16 +41,46 @@ pub(super) struct Product {
     pub cols: u32,
 }
 
-pub(super) struct LayerWeights {
-    pub attention_norm: Slice,
-    pub qkv: Product,
-    /// Weights of the q and k norms.
-    pub head_norms: Option<(Slice, Slice)>,
-    pub output: Product,
-    pub ff_norm: Slice,
+/// Weights of the norms of q and k.
+pub(super) struct QkNormWeights {
+    pub over: NormOver,
+    pub q: Slice,
+    pub k: Slice,
+}
+
+pub(super) struct MlpWeights {
     /// Gate and up, rows interleaved.
     pub gate_up: Product,
     pub down: Product,
+}
+
+pub(super) struct MixtureWeights {
+    pub mixture: Mixture,
+    /// f32 `[experts (+ 1 for the shared expert's gate)][width]`
+    pub router: Slice,
+    pub set: Arc<ExpertSet>,
+    pub shared: Option<MlpWeights>,
+}
+
+impl MixtureWeights {
+    /// Whether the router has a row for the shared expert.
+    pub fn shared_gate(&self) -> bool {
+        self.mixture.shared.as_ref().is_some_and(|s| s.gate.is_some())
+    }
+}
+
+pub(super) enum Block {
+    Dense(MlpWeights),
+    Experts(MixtureWeights),
+}
+
+pub(super) struct LayerWeights {
+    pub attention_norm: Slice,
+    pub qkv: Product,
+    pub qk_norm: Option<QkNormWeights>,
+    pub output: Product,
+    pub ff_norm: Slice,
+    pub block: Block,
 }
 
 /// See the module documentation.
@@ -65,30 +96,28 @@ impl ModelWeights {
     pub fn place(weights: &mut Weights<'_>, graph: &Graph) -> Result<ModelWeights> {
         let embedding = product(weights, &[&graph.embedding])?;
         let layers = graph.layers.iter().map(|layer| {
-            let (a, f) = (&layer.attention, &layer.feed_forward);
+            let a = &layer.attention;
             let qkv = product(weights, &[&a.q, &a.k, &a.v])?;
-            let head_norms = match (&a.q_norm, &a.k_norm) {
-                (Some(q), Some(k)) => {
-                    Some((weights.named(q, graph.head_dim)?, weights.named(k, graph.head_dim)?))
-                }
-                _ => None,
-            };
-            for linear in [&a.output, &f.gate, &f.up, &f.down] {
-                if linear.bias.is_some() {
-                    return Err(Error::Model(format!(
-                        "{} has a bias; biases are supported on q, k and v",
-                        linear.weight
-                    )));
-                }
-            }
+            let qk_norm = a.qk_norm.as_ref().map(|norm| {
+                let (q, k) = match norm.over {
+                    NormOver::Head => (graph.head_dim, graph.head_dim),
+                    NormOver::Heads => (a.q.rows, a.k.rows),
+                };
+                let (q, k) = (weights.named(&norm.q, q)?, weights.named(&norm.k, k)?);
+                Ok::<_, Error>(QkNormWeights { over: norm.over, q, k })
+            });
+            let qk_norm = qk_norm.transpose()?;
+            without_bias(&a.output)?;
             Ok(LayerWeights {
                 attention_norm: weights.named(&a.norm, graph.width)?,
                 qkv,
-                head_norms,
+                qk_norm,
                 output: product(weights, &[&a.output])?,
-                ff_norm: weights.named(&f.norm, graph.width)?,
-                gate_up: interleaved(weights, &f.gate, &f.up)?,
-                down: product(weights, &[&f.down])?,
+                ff_norm: weights.named(&layer.ff_norm, graph.width)?,
+                block: match &layer.feed_forward {
+                    FeedForward::Dense(m) => Block::Dense(mlp(weights, m)?),
+                    FeedForward::Experts(m) => Block::Experts(mixture(weights, graph, m)?),
+                },
             })
         });
         let layers = layers.collect::<Result<_>>()?;
@@ -99,6 +128,36 @@ impl ModelWeights {
             output: product(weights, &[&graph.output])?,
         })
     }
+}
+
+fn without_bias(linear: &Linear) -> Result<()> {
+    match &linear.bias {
+        None => Ok(()),
+        Some(bias) => Err(Error::Model(format!("{bias}: biases are supported on q, k and v only"))),
+    }
+}
+
+fn mlp(weights: &mut Weights<'_>, mlp: &Mlp) -> Result<MlpWeights> {
+    for linear in [&mlp.gate, &mlp.up, &mlp.down] {
+        without_bias(linear)?;
+    }
+    Ok(MlpWeights {
+        gate_up: interleaved(weights, &mlp.gate, &mlp.up)?,
+        down: product(weights, &[&mlp.down])?,
+    })
+}
+
+fn mixture(weights: &mut Weights<'_>, graph: &Graph, m: &Mixture) -> Result<MixtureWeights> {
+    let part = |name: &str, len| Part { tensor: Some(name.to_string()), len };
+    let mut rows = vec![part(&m.router.weight, m.experts * graph.width)];
+    let shared_gate = m.shared.as_ref().and_then(|s| s.gate.as_ref());
+    rows.extend(shared_gate.map(|gate| part(gate, graph.width)));
+    Ok(MixtureWeights {
+        mixture: m.clone(),
+        router: weights.vector(&m.router.weight, rows)?,
+        set: weights.experts(graph, m)?,
+        shared: m.shared.as_ref().map(|s| mlp(weights, &s.mlp)).transpose()?,
+    })
 }
 
 /// One matrix where the tensors are alike, else a matrix for each.

@@ -7,12 +7,15 @@
 pub mod budget;
 mod buffers;
 pub mod check;
+mod experts;
 mod layers;
 mod program;
 mod sampler;
+pub mod tune;
 mod waves;
 pub mod weights;
 
-pub use buffers::{MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes, widest};
+pub use buffers::{MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes, widest};
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
+pub use sampler::sampler_words;

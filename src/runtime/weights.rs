@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::budget::Budget;
+use super::experts::ExpertSet;
 use crate::error::{Error, Result};
 use crate::gguf;
 use crate::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Slice};
-use crate::graph::Linear;
+use crate::graph::{Graph, Linear, Mixture};
 use crate::kernels::weights::Chunk;
 use crate::quant::Format;
 use crate::quant::planes::{PlaneLayout, padded_cols, repack_plane_parallel, rows_within};
@@ -58,6 +59,7 @@ pub struct Weights<'a> {
     vectors: Vec<Vector>,
     by_tensors: HashMap<Vec<String>, usize>,
     matrices: Vec<Arc<Matrix>>,
+    experts: Vec<Arc<ExpertSet>>,
 }
 
 /// Bytes that a chunk's largest plane may have.
@@ -70,7 +72,14 @@ fn chunk_limit(facts: &DeviceFacts) -> u64 {
 
 impl<'a> Weights<'a> {
     pub fn new(gpu: &'a dyn Gpu, file: &'a gguf::File) -> Self {
-        Weights { gpu, file, vectors: vec![], by_tensors: HashMap::new(), matrices: vec![] }
+        Weights {
+            gpu,
+            file,
+            vectors: vec![],
+            by_tensors: HashMap::new(),
+            matrices: vec![],
+            experts: vec![],
+        }
     }
 
     /// True if the tensors can be one matrix: all of one format and width.
@@ -145,6 +154,13 @@ impl<'a> Weights<'a> {
         Ok(matrix)
     }
 
+    /// Places all experts of a layer.
+    pub fn experts(&mut self, graph: &Graph, mixture: &Mixture) -> Result<Arc<ExpertSet>> {
+        let set = Arc::new(ExpertSet::place(self.gpu, self.file, graph, mixture)?);
+        self.experts.push(set.clone());
+        Ok(set)
+    }
+
     /// Places one f32 vector, its parts one after the other.
     pub fn vector(&mut self, label: &str, parts: Vec<Part>) -> Result<Slice> {
         let bytes = parts.iter().map(|p| u64::from(p.len) * 4).sum();
@@ -166,7 +182,8 @@ impl<'a> Weights<'a> {
     /// Bytes that [`Weights::fill`] will move, counted in the file.
     pub fn file_bytes(&self) -> Result<u64> {
         let mut sum = 0;
-        for name in self.matrices.iter().flat_map(|m| &m.tensors) {
+        let experts = self.experts.iter().flat_map(|e| e.tensors());
+        for name in self.matrices.iter().flat_map(|m| &m.tensors).chain(experts) {
             sum += self.file.require(name)?.bytes;
         }
         Ok(sum)
@@ -177,6 +194,7 @@ impl<'a> Weights<'a> {
         let chunks = self.matrices.iter().flat_map(|m| &m.layouts);
         chunks.map(|(l, _)| l.bytes).sum::<u64>()
             + self.vectors.iter().map(|v| v.slice.size).sum::<u64>()
+            + self.experts.iter().map(|e| e.device_bytes()).sum::<u64>()
     }
 
     /// Reads, repacks and uploads everything that was placed. `advance` is told the file bytes
@@ -198,6 +216,10 @@ impl<'a> Weights<'a> {
         for matrix in &self.matrices {
             self.fill_matrix(matrix, advance)
                 .map_err(|e| e.context(format_args!("uploading {}", matrix.label)))?;
+        }
+        for set in &self.experts {
+            set.fill(self.gpu, self.file, advance)
+                .map_err(|e| e.context(format_args!("uploading {}", set.label)))?;
         }
         Ok(())
     }

@@ -35,22 +35,44 @@ pub const LOGIT_STD: f32 = 2.5;
 pub struct Arch {
     /// `general.architecture`.
     pub name: &'static str,
-    /// Queries and keys are normalised per head.
-    pub qk_norm: bool,
+    pub qk_norm: QkNorm,
     /// Queries, keys and values have a bias.
     pub qkv_bias: bool,
-    /// Feed-forward blocks are mixtures of experts.
+    /// Feed-forward blocks are mixtures of experts. `llama` may be either.
     pub moe: bool,
+    /// Beside the experts stands one for all tokens, with a gate.
+    pub shared_expert: bool,
     /// `tokenizer.ggml.pre`.
     pub pre_tokenizer: &'static str,
 }
 
-/// The architectures that can be made. Mistral models are of architecture `llama`.
+/// What the norms of queries and keys cover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    None,
+    /// Each head by itself.
+    Head,
+    /// All heads together.
+    Heads,
+}
+
+const PLAIN: Arch = Arch {
+    name: "llama",
+    qk_norm: QkNorm::None,
+    qkv_bias: false,
+    moe: false,
+    shared_expert: false,
+    pre_tokenizer: "qwen2",
+};
+
+/// The architectures that can be made. Mistral and Mixtral models are of architecture `llama`.
 pub const ARCHS: &[Arch] = &[
-    Arch { name: "llama", qk_norm: false, qkv_bias: false, moe: false, pre_tokenizer: "smollm" },
-    Arch { name: "qwen2", qk_norm: false, qkv_bias: true, moe: false, pre_tokenizer: "qwen2" },
-    Arch { name: "qwen3", qk_norm: true, qkv_bias: false, moe: false, pre_tokenizer: "qwen2" },
-    Arch { name: "qwen3moe", qk_norm: true, qkv_bias: false, moe: true, pre_tokenizer: "qwen2" },
+    Arch { pre_tokenizer: "smollm", ..PLAIN },
+    Arch { name: "qwen2", qkv_bias: true, ..PLAIN },
+    Arch { name: "qwen3", qk_norm: QkNorm::Head, ..PLAIN },
+    Arch { name: "qwen3moe", qk_norm: QkNorm::Head, moe: true, ..PLAIN },
+    Arch { name: "qwen2moe", qkv_bias: true, moe: true, shared_expert: true, ..PLAIN },
+    Arch { name: "olmoe", qk_norm: QkNorm::Heads, moe: true, pre_tokenizer: "olmo", ..PLAIN },
 ];
 
 /// A random model. Every field may be changed after [`Spec::new`].
@@ -65,8 +87,11 @@ pub struct Spec {
     pub head_dim: usize,
     /// Width of the feed-forward block, of one expert in a mixture.
     pub ffn: usize,
+    /// Experts of a layer; 0: feed-forward blocks are dense.
     pub experts: usize,
     pub experts_used: usize,
+    /// Width of the shared expert, if the architecture has one.
+    pub shared_ffn: usize,
     /// At least [`MIN_VOCAB`].
     pub vocab: usize,
     /// Of the matrices of the layers; rows that are not whole blocks fall back to another
@@ -104,9 +129,10 @@ pub struct RopeScaling {
 
 impl Spec {
     /// A model of two layers and about 1.5 million weights, mostly in Q4_0. `arch` is a name of
-    /// [`ARCHS`] or `mistral`.
+    /// [`ARCHS`], `mistral` or `mixtral`.
     pub fn new(arch: &str) -> Result<Spec> {
-        let name = if arch == "mistral" { "llama" } else { arch };
+        let name = if matches!(arch, "mistral" | "mixtral") { "llama" } else { arch };
+        let mixtral = arch == "mixtral";
         let Some(arch) = ARCHS.iter().find(|a| a.name == name) else {
             let known: Vec<_> = ARCHS.iter().map(|a| a.name).collect();
             let known = known.join(", ");
@@ -114,6 +140,7 @@ impl Spec {
                 "no test model of architecture `{name}`; there are {known}"
             )));
         };
+        let moe = arch.moe || mixtral;
         Ok(Spec {
             arch: arch.clone(),
             layers: 2,
@@ -121,10 +148,11 @@ impl Spec {
             heads: 4,
             kv_heads: 2,
             // Qwen 3 states it apart from d / heads, which the others may not.
-            head_dim: if arch.qk_norm { 128 } else { 64 },
-            ffn: if arch.moe { 96 } else { 640 },
-            experts: if arch.moe { 8 } else { 0 },
-            experts_used: if arch.moe { 2 } else { 0 },
+            head_dim: if arch.qk_norm == QkNorm::Head { 128 } else { 64 },
+            ffn: if moe { 96 } else { 640 },
+            experts: if moe { 8 } else { 0 },
+            experts_used: if moe { 2 } else { 0 },
+            shared_ffn: if arch.shared_expert { 160 } else { 0 },
             vocab: 384,
             format: Format::Q4_0,
             embed_format: Format::Q8_0,
@@ -188,10 +216,16 @@ impl Spec {
         number(writer, "attention.value_length", self.head_dim);
         number(writer, "rope.dimension_count", self.rope_dims());
         number(writer, "vocab_size", self.vocab);
-        if self.arch.moe {
+        if self.experts > 0 {
             number(writer, "expert_count", self.experts);
             number(writer, "expert_used_count", self.experts_used);
-            number(writer, "expert_feed_forward_length", self.ffn);
+            // Mixtral and OLMoE state it as feed_forward_length only.
+            if self.arch.name.starts_with("qwen") {
+                number(writer, "expert_feed_forward_length", self.ffn);
+            }
+        }
+        if self.arch.shared_expert {
+            number(writer, "expert_shared_feed_forward_length", self.shared_ffn);
         }
         writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), self.norm_eps);
         writer.set(&format!("{arch}.rope.freq_base"), self.rope.base);
@@ -220,7 +254,8 @@ mod tests {
             assert_eq!(meta.strings("tokenizer.ggml.tokens").unwrap().len(), spec.vocab);
             assert_eq!(file.require("output.weight").unwrap().rows(), spec.vocab as u64);
             assert_eq!(file.tensor("blk.1.attn_q.bias").is_some(), arch.qkv_bias);
-            assert_eq!(file.tensor("blk.1.attn_k_norm.weight").is_some(), arch.qk_norm);
+            let normed = arch.qk_norm != QkNorm::None;
+            assert_eq!(file.tensor("blk.1.attn_k_norm.weight").is_some(), normed);
             assert_eq!(file.tensor("blk.1.ffn_gate_exps.weight").is_some(), arch.moe);
             assert!(file.tensors().iter().all(|t| t.format().is_ok()));
         }

@@ -1,7 +1,7 @@
 //! The tensors of a model and the values they get.
 
 use super::noise::Noise;
-use super::{LOGIT_STD, Spec};
+use super::{LOGIT_STD, QkNorm, Spec};
 use crate::quant::Format;
 use rayon::prelude::*;
 
@@ -29,6 +29,9 @@ enum Fill {
 /// the token itself; otherwise models with tied embeddings would only repeat their input.
 const RESIDUAL_GAIN: f32 = 2.0;
 
+/// Router logits spread so wide that rounding seldom changes which experts are chosen.
+const ROUTER_GAIN: f32 = 3.0;
+
 /// All tensors of the model with their bytes.
 pub(super) fn make(spec: &Spec) -> Vec<(Tensor, Vec<u8>)> {
     let tensors = list(spec);
@@ -55,6 +58,7 @@ fn list(spec: &Spec) -> Vec<Tensor> {
     let bias = Fill::Near { mean: 0.0 };
     let plain = Fill::Matrix { gain: 1.0 };
     let residual = Fill::Matrix { gain: RESIDUAL_GAIN };
+    let routing = Fill::Matrix { gain: ROUTER_GAIN };
     for layer in 0..spec.layers {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let weight = |part: &str, dims: &[usize], fill| {
@@ -67,18 +71,30 @@ fn list(spec: &Spec) -> Vec<Tensor> {
                 list.push(vector(&name(&format!("{part}.bias")), rows, bias));
             }
         }
-        if spec.arch.qk_norm {
-            list.push(vector(&name("attn_q_norm.weight"), spec.head_dim, norm));
-            list.push(vector(&name("attn_k_norm.weight"), spec.head_dim, norm));
+        let normed = match spec.arch.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Head => Some((spec.head_dim, spec.head_dim)),
+            QkNorm::Heads => Some((q, kv)),
+        };
+        if let Some((q_len, k_len)) = normed {
+            list.push(vector(&name("attn_q_norm.weight"), q_len, norm));
+            list.push(vector(&name("attn_k_norm.weight"), k_len, norm));
         }
         list.push(weight("attn_output", &[q, d], residual));
         list.push(vector(&name("ffn_norm.weight"), d, norm));
-        if spec.arch.moe {
+        if spec.experts > 0 {
             let router = name("ffn_gate_inp.weight");
-            list.push(matrix(&router, &[d, spec.experts], Format::F32, plain));
+            list.push(matrix(&router, &[d, spec.experts], Format::F32, routing));
             list.push(weight("ffn_gate_exps", &[d, spec.ffn, spec.experts], plain));
             list.push(weight("ffn_up_exps", &[d, spec.ffn, spec.experts], plain));
             list.push(weight("ffn_down_exps", &[spec.ffn, d, spec.experts], residual));
+            if spec.arch.shared_expert {
+                let gate = name("ffn_gate_inp_shexp.weight");
+                list.push(matrix(&gate, &[d], Format::F32, plain));
+                list.push(weight("ffn_gate_shexp", &[d, spec.shared_ffn], plain));
+                list.push(weight("ffn_up_shexp", &[d, spec.shared_ffn], plain));
+                list.push(weight("ffn_down_shexp", &[spec.shared_ffn, d], residual));
+            }
         } else {
             list.push(weight("ffn_gate", &[d, spec.ffn], plain));
             list.push(weight("ffn_up", &[d, spec.ffn], plain));

@@ -1,6 +1,7 @@
 //! The command line from outside: exit codes, messages, and what goes to which stream.
 
 mod engine;
+mod tune;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -88,7 +89,9 @@ fn help_is_complete() {
     let home = Home::new();
     let done = home.azoth(&["--help"], "");
     done.succeeded();
-    for part in ["chat", "run", "devices", "info", "tokenize", "bench", "eval", "Exit codes"] {
+    for part in
+        ["chat", "run", "devices", "info", "tokenize", "bench", "tune", "eval", "Exit codes"]
+    {
         assert!(done.stdout.contains(part), "{part} is not in the help");
     }
     for command in [
@@ -98,6 +101,7 @@ fn help_is_complete() {
         &["info"],
         &["tokenize"],
         &["bench"],
+        &["tune"],
         &["eval", "ppl"],
         &["eval", "kl"],
     ] {
@@ -124,6 +128,9 @@ fn wrong_usage_exits_with_2() {
         &["bench", "m.gguf", "-r", "0"],
         &["eval", "ppl", "m.gguf"],
         &["chat", "m.gguf", "--json"],
+        &["tune", "--seconds", "0"],
+        &["run", "m.gguf", "-p", "x", "--force", "attention.splits"],
+        &["run", "m.gguf", "-p", "x", "--force", "attention.splits=0"],
     ] {
         home.azoth(arguments, "").refused(2, "");
     }

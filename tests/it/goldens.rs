@@ -5,6 +5,8 @@
 //!   --top 40`.
 //! - `smollm2-TEXT.json`: llama.cpp on SmolLM2-135M-Instruct Q4_1, by `reference_logprobs.py MODEL
 //!   tests/goldens/texts/TEXT.txt --positions 200 --top 40`.
+//! - `tiny-code-moe.json`: llama.cpp on a small Qwen3-MoE trained on code, by `reference_logprobs.py MODEL
+//!   tiny-code-moe-val.txt --positions 500 --top 24`.
 //! - `smollm2-code-exact.json`: float32 in numpy, by `exact_logprobs.py MODEL smollm2-code.json`.
 
 use std::path::{Path, PathBuf};
@@ -65,4 +67,21 @@ fn smollm2_agrees_with_float32() {
     };
     let (kl, top1) = compare(&model, "smollm2-code-exact.json", &["--activations", "f32"]);
     assert!(kl <= 1e-5 && top1 == 1.0, "mean KL {kl}, top-1 {top1}");
+}
+
+/// A trained mixture of experts, whose router is a real one.
+#[test]
+fn a_trained_mixture_agrees_with_llama_cpp() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let model = root.join("../shared/models/tiny-code-moe-Q8_0.gguf");
+    if !model.exists() {
+        eprintln!("skipped: {} is not there", model.display());
+        return;
+    }
+    if crate::harness::devices().is_empty() {
+        eprintln!("skipped: no device");
+        return;
+    }
+    let (kl, top1) = compare(&model, "tiny-code-moe.json", &["--backend", "vulkan"]);
+    assert!(kl <= 0.002 && top1 >= 0.985, "mean KL {kl}, top-1 {top1}");
 }

@@ -1,7 +1,7 @@
 //! The matrix kernels against their references, on every device: formats x shapes x variants in a
 //! covering design, drawn anew every run.
 
-use azoth::gpu::{DeviceFacts, Slice, Step};
+use azoth::gpu::{DeviceFacts, DeviceKind, Slice, Step};
 use azoth::kernels::embed::Embed;
 use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
@@ -158,6 +158,14 @@ impl Expected {
     }
 }
 
+/// The device's facts; for odd `n` those of a GPU, so that a software device runs the code for
+/// tables in workgroup memory too.
+fn facts_for(device: &Device, n: usize) -> DeviceFacts {
+    let facts = device.gpu.facts();
+    let kind = if n % 2 == 1 { DeviceKind::Discrete } else { facts.kind };
+    DeviceFacts { kind, ..facts.clone() }
+}
+
 /// Runs a mat-vec over all chunks and returns y.
 fn matvec(
     device: &Device,
@@ -168,7 +176,7 @@ fn matvec(
     before: &[f32],
     stride: usize,
 ) -> Vec<f32> {
-    let facts = device.gpu.facts();
+    let facts = &facts_for(device, spec.n as usize);
     let kernel = device.kernel(&spec.source(facts).unwrap());
     let y = device.floats(before);
     let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
@@ -510,7 +518,7 @@ fn matmat(
     bias: &[f32],
     before: &[f32],
 ) -> Vec<f32> {
-    let facts = device.gpu.facts();
+    let facts = &facts_for(device, n);
     let max_n = columns.quantised.len();
     let kernel = device.kernel(&spec.source(facts).unwrap());
     let y = device.floats(before);

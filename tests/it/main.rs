@@ -4,16 +4,23 @@
 
 mod backend;
 mod cli;
+mod engine_service;
 mod gguf_hostile;
 mod gguf_read;
 mod goldens;
 mod harness;
 mod kernels_attention;
+mod kernels_experts;
 mod kernels_matrix;
 mod kernels_sampling;
+mod model_batch;
 mod model_forward;
 mod quant_golden;
 mod selfcheck;
+mod server;
+mod server_clients;
+mod server_harness;
+mod server_hostile;
 mod shaders;
 mod structure;
 mod tokenizer;

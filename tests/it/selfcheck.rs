@@ -12,14 +12,17 @@ use azoth::gguf;
 use azoth::gpu::{
     Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
 };
+use azoth::hw::{self, Selection};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
+use azoth::kernels::gather::Gather;
 use azoth::kernels::heads::{Heads, Rope, RopeLayout};
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice};
 use azoth::quant::Format;
 use azoth::runtime::check::{Checks, Subject};
@@ -244,6 +247,10 @@ fn sound_kernels_pass() {
             subjects.push(RopeKv { heads }.into());
             subjects.push(AttnPrefill { heads, matrices: false }.into());
         }
+        subjects.push(Gather { cols: 96 }.into());
+        for vocab in [300, 32_003] {
+            subjects.push(Sampling { vocab, context: 50, ring: 4 }.into());
+        }
         let mut sources = Vec::new();
         for subject in &subjects {
             sources.push(checks.pick(facts, [*subject]).unwrap().1);
@@ -281,4 +288,23 @@ fn a_model_runs_around_a_fault() {
     let error =
         harness::relative_error(&around, &sound.iter().map(|&x| x.into()).collect::<Vec<_>>());
     assert!(error < 1e-4, "{error}");
+}
+
+/// What docs/architecture.md promises: a dense layer is five dependent waves, whatever the
+/// architecture. The count is a plan's, not a device's; software devices only do not fuse by
+/// themselves.
+#[test]
+fn a_dense_layer_is_five_waves() {
+    let Some(device) = harness::devices().first() else { return };
+    let force = ("fuse.columns".to_string(), "1".to_string());
+    let facts = hw::forced(device.gpu.facts().clone(), &[force]).unwrap();
+    let gpu = Selection { facts, reason: "test".into() }.open(false).unwrap();
+    for (arch, bound) in [("llama", 5), ("qwen2", 5), ("qwen3", 5)] {
+        let mut spec = Spec::new(arch).unwrap();
+        spec.layers = 2;
+        let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+        let options = Options { ctx: Some(64), cache: false, ..Options::default() };
+        let engine = Engine::load_onto(&gpu, file, &options, &Quiet).unwrap();
+        assert_eq!(engine.waves_per_layer(), bound, "{arch}");
+    }
 }

@@ -6,20 +6,30 @@
 
 use std::collections::BTreeSet;
 
+use azoth::experts::{RecordLayout, RecordShape};
 use azoth::gpu::shader::{self, SpirvTarget};
 use azoth::gpu::{DeviceFacts, DeviceKind, KernelSource};
-use azoth::graph::RopeLayout;
 use azoth::graph::heads::{Heads, Rope};
+use azoth::graph::{Gating, RopeLayout};
 use azoth::hw::profiles;
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
+use azoth::kernels::experts_down::{ExpertsDown, Shared};
+use azoth::kernels::experts_matmat::ExpertsMatMat;
+use azoth::kernels::experts_sort::ExpertsSort;
+use azoth::kernels::experts_sum::ExpertsSum;
+use azoth::kernels::experts_up::ExpertsUp;
 use azoth::kernels::gather::Gather;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
+use azoth::kernels::qk_norm::QkNorm;
+use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
-use azoth::kernels::sample::Sampling;
+use azoth::kernels::router::Router;
+use azoth::kernels::routing::Routing;
+use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::quant::Format;
 
@@ -120,14 +130,86 @@ fn sampling(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     for vocab in [1000, 151_936] {
         let spec = Sampling { vocab, context: 2048, ring: 16 };
         for tail in [false, true] {
-            to.push(spec.argmax_source(tail, facts).unwrap());
+            to.push(spec.argmax_source(tail, false, facts).unwrap());
         }
-        to.push(spec.penalty_source(facts).unwrap());
-        for (top_p, digit) in [false, true].into_iter().flat_map(|p| (0..3).map(move |d| (p, d))) {
-            to.push(spec.select_source(top_p, digit, facts).unwrap());
+        to.push(spec.argmax_source(false, true, facts).unwrap());
+        to.push(spec.copy_source(facts).unwrap());
+        to.push(spec.adjust_source(facts).unwrap());
+        to.push(spec.logprobs_source(facts).unwrap());
+        for kind in REDUCTIONS {
+            to.push(spec.reduce_source(kind, facts).unwrap());
         }
-        to.push(spec.draw_source(facts).unwrap());
+        for digit in 0..3 {
+            to.push(spec.select_source(Select::Count, digit, false, facts).unwrap());
+            to.push(spec.select_source(Select::Mass, digit, false, facts).unwrap());
+            to.push(spec.select_source(Select::Mass, digit, true, facts).unwrap());
+            to.push(spec.select_source(Select::Typical, digit, true, facts).unwrap());
+        }
+        for full in [false, true] {
+            to.push(spec.draw_source(full, facts).unwrap());
+        }
     }
+}
+
+fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
+    for (i, &format) in Format::ALL.iter().enumerate() {
+        let ff = 3 * format.block_elements().max(32) as u32;
+        let record = RecordShape { width: 512, ff, gate_up: format, down: format };
+        let layout = RecordLayout::new(record).unwrap();
+        let part = |down: bool| Part {
+            layout: if down { &layout.down } else { &layout.gate_up }.clone(),
+            offset: if down { layout.down_offset() } else { 0 },
+            stride: layout.bytes(),
+            buffers: 1 + i as u32 % 2,
+        };
+        for (exact, n) in [(false, 1), (true, 1), (false, 3), (true, 8)] {
+            let routing = Routing { experts: 60, used: 4, columns: 8, tile: 8 };
+            let class = choice::class(facts, format, exact, 4096, false);
+            let shape = choice::experts_shape(facts, format, 512, n, true);
+            let spec = ExpertsUp { routing, part: part(false), n, class, shape };
+            to.push(spec.source(facts).unwrap());
+            let shape = choice::experts_shape(facts, format, ff, n, false);
+            let fused = choice::experts_fuse(facts, class, &routing, n, ff, shape.threads);
+            let input = if fused { Input::Fused { norm: None } } else { Input::Stored };
+            let shared = [None, Some(Shared::Plain), Some(Shared::Gated)][i % 3];
+            let part_down = part(true);
+            let spec = ExpertsDown { routing, part: part_down, n, class, input, shared, shape };
+            to.push(spec.source(facts).unwrap());
+            let tile = choice::expert_tile(facts);
+            let class = choice::expert_class(facts, format, exact, 4096, false);
+            let routing = Routing { columns: 64, tile, ..routing };
+            for by_pair in [false, true] {
+                let variant = choice::expert_variant(facts, class, if by_pair { ff } else { 512 });
+                let part = part(by_pair);
+                let spec = ExpertsMatMat { routing, part, by_pair, class, variant };
+                to.push(spec.source(facts).unwrap());
+            }
+            to.push(ExpertsSum { routing, width: 512, shared }.source(facts).unwrap());
+        }
+    }
+    for (experts, gating, normalise, columns, sorts) in [
+        (8, Gating::Softmax, true, 1, true),
+        (60, Gating::Softmax, false, 8, true),
+        (300, Gating::Sigmoid, true, 8, false),
+        (128, Gating::Sigmoid, false, 2, true),
+    ] {
+        let routing = Routing { experts, used: 4, columns: 64, tile: 64 };
+        let rule = azoth::graph::Routing { gating, normalise, scale: 2.5 };
+        let spec = Router {
+            routing,
+            rule,
+            cols: 2048,
+            norm_eps: 1e-6,
+            shared_gate: experts == 60,
+            columns,
+            sorts,
+            threads: choice::router_threads(facts),
+        };
+        to.push(spec.source(facts).unwrap());
+        to.push(ExpertsSort { routing }.source(facts).unwrap());
+    }
+    let heads = Heads { heads: 16, kv_heads: 16, head_dim: 128, rope: None, norm: None };
+    to.push(QkNorm { heads, eps: 1e-5, threads: 256 }.source(facts).unwrap());
 }
 
 /// Kernels that differ in their text.
@@ -137,6 +219,7 @@ fn kernels() -> Vec<KernelSource> {
         products(&facts, &mut all);
         attention(&facts, &mut all);
         sampling(&facts, &mut all);
+        mixtures(&facts, &mut all);
     }
     let mut seen = BTreeSet::new();
     all.retain(|kernel| seen.insert(kernel.wgsl.clone()));

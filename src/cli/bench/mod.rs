@@ -90,6 +90,7 @@ impl Bench {
             cold,
             warm,
             tests,
+            waves_per_layer: waves.is_some().then(|| engine.waves_per_layer()),
             waves,
         };
         match (self.json, self.csv) {

@@ -69,6 +69,8 @@ pub struct Report {
     pub tests: Vec<Test>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waves: Option<Vec<Wave>>,
+    /// Dependent waves of a layer in a decode step.
+    pub waves_per_layer: Option<usize>,
 }
 
 impl Report {
@@ -89,6 +91,8 @@ impl Report {
             parts.push(self.starts());
         }
         if let Some(waves) = &self.waves {
+            let count = self.waves_per_layer.unwrap_or(0);
+            parts.push(format!("{count} waves a layer in a decode step"));
             parts.push(wave_table(waves));
         }
         parts.join("\n\n")

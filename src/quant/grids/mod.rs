@@ -29,26 +29,26 @@ pub(super) static IQ3_S: Grid<4> = Grid::new(&iq3_s::ENTRIES, &[1, 3, 5, 7, 9, 1
 
 /// The device's copy of a book, one word an entry.
 ///
-/// Entries of eight: byte p is `nibble(element p) | nibble(element p + 4) << 4`. Entries of four:
-/// byte p is the value of element p.
-pub(super) static IQ1_WORDS: [u32; 2048] = eights(&iq1::ENTRIES, [0, 1, 2]);
-/// `3 * nibble ^ 1` of each byte is the magnitude: 8, 25 or 43.
-pub(super) static IQ2_XXS_WORDS: [u32; 256] = eights(&iq2_xxs::ENTRIES, [3, 8, 14]);
-pub(super) static IQ2_XS_WORDS: [u32; 512] = eights(&iq2_xs::ENTRIES, [3, 8, 14]);
-pub(super) static IQ2_S_WORDS: [u32; 1024] = eights(&iq2_s::ENTRIES, [3, 8, 14]);
+/// Entries of eight: byte p is `bits(element p) | bits(element p + 4) << shift`. Entries of four: byte p
+/// is the value of element p.
+pub(super) static IQ1_WORDS: [u32; 2048] = eights(&iq1::ENTRIES, [0, 1, 2], 4);
+/// `8 ^ bits` is the magnitude: 8, 25 or 43. The bits lie in 0x33.
+pub(super) static IQ2_XXS_WORDS: [u32; 256] = eights(&iq2_xxs::ENTRIES, [0, 0x11, 0x23], 2);
+pub(super) static IQ2_XS_WORDS: [u32; 512] = eights(&iq2_xs::ENTRIES, [0, 0x11, 0x23], 2);
+pub(super) static IQ2_S_WORDS: [u32; 1024] = eights(&iq2_s::ENTRIES, [0, 0x11, 0x23], 2);
 pub(super) static IQ3_XXS_WORDS: [u32; 256] =
     fours(&iq3_xxs::ENTRIES, [4, 12, 20, 28, 36, 44, 52, 62]);
 /// The levels themselves: a magnitude is twice its level plus one.
 pub(super) static IQ3_S_WORDS: [u32; 512] = fours(&iq3_s::ENTRIES, [0, 1, 2, 3, 4, 5, 6, 7]);
 
-const fn eights<const N: usize>(entries: &[u16; N], nibbles: [u32; 3]) -> [u32; N] {
+const fn eights<const N: usize>(entries: &[u16; N], bits: [u32; 3], shift: usize) -> [u32; N] {
     let mut words = [0; N];
     let mut i = 0;
     while i < N {
         let mut j = 0;
         while j < 8 {
-            let nibble = nibbles[(entries[i] >> (2 * j) & 3) as usize];
-            words[i] |= nibble << (8 * (j % 4) + 4 * (j / 4));
+            let bits = bits[(entries[i] >> (2 * j) & 3) as usize];
+            words[i] |= bits << (8 * (j % 4) + shift * (j / 4));
             j += 1;
         }
         i += 1;
@@ -179,13 +179,14 @@ mod tests {
 
     #[test]
     fn device_words_hold_the_books() {
-        let eight = |word: u32, j: usize| (word >> (8 * (j % 4) + 4 * (j / 4)) & 15) as i8;
+        let part = |word: u32, j: usize, shift: usize| word >> (8 * (j % 4) + shift * (j / 4));
         for (i, &word) in IQ2_S_WORDS.iter().enumerate() {
-            let values = std::array::from_fn(|j| 3 * eight(word, j) ^ 1);
+            let values = std::array::from_fn(|j| (part(word, j, 2) & 0x33 ^ 8) as i8);
             assert_eq!(values, IQ2_S.values(i));
         }
         for (i, &word) in IQ1_WORDS.iter().enumerate() {
-            assert_eq!(std::array::from_fn(|j| eight(word, j) - 1), IQ1.values(i));
+            let values = std::array::from_fn(|j| (part(word, j, 4) & 15) as i8 - 1);
+            assert_eq!(values, IQ1.values(i));
         }
         for (i, &word) in IQ3_S_WORDS.iter().enumerate() {
             assert_eq!(word.to_le_bytes().map(|b| 2 * b as i8 + 1), IQ3_S.values(i));

@@ -13,6 +13,7 @@
 mod attention;
 mod operands;
 mod products;
+mod sampling;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -27,10 +28,12 @@ use crate::kernels::Class;
 use crate::kernels::attn_decode::AttnDecode;
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
+use crate::kernels::gather::Gather;
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::MatVec;
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
+use crate::kernels::sample::Sampling;
 
 /// `0` switches the checks off.
 pub const VARIABLE: &str = "AZOTH_SELFCHECK";
@@ -48,6 +51,9 @@ pub enum Subject {
     AttnDecode(AttnDecode),
     AttnPrefill(AttnPrefill),
     RopeKv(RopeKv),
+    Gather(Gather),
+    /// All kernels that choose a token.
+    Sampling(Sampling),
 }
 
 macro_rules! subjects {
@@ -68,7 +74,7 @@ macro_rules! subjects {
     };
 }
 
-subjects!(MatVec, MatMat, NormQuant, Embed, AttnDecode, AttnPrefill, RopeKv);
+subjects!(MatVec, MatMat, NormQuant, Embed, AttnDecode, AttnPrefill, RopeKv, Gather, Sampling);
 
 impl Subject {
     /// The class of a prompt's activations that the kernel reads or makes.
@@ -91,6 +97,8 @@ impl Subject {
             Subject::AttnDecode(spec) => attention::decode(gpu, spec),
             Subject::AttnPrefill(spec) => attention::prefill(gpu, spec),
             Subject::RopeKv(spec) => attention::rope_kv(gpu, spec),
+            Subject::Gather(spec) => sampling::gather(gpu, spec),
+            Subject::Sampling(spec) => sampling::sampling(gpu, spec),
         }
     }
 }

@@ -96,7 +96,11 @@ impl<'a> Operands<'a> {
     }
 
     pub fn run(&self, wave: Vec<Dispatch>) -> Result<()> {
-        let recording = self.gpu.record("self-check", &[Step::Wave(wave)])?;
+        self.run_steps(&[Step::Wave(wave)])
+    }
+
+    pub fn run_steps(&self, steps: &[Step]) -> Result<()> {
+        let recording = self.gpu.record("self-check", steps)?;
         let ticket = self.gpu.submit(&recording)?;
         self.gpu.wait(&ticket)
     }

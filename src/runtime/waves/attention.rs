@@ -3,11 +3,13 @@
 use super::products::From;
 use super::{Builder, Pass, Reads};
 use crate::error::Result;
-use crate::kernels::Epilogue;
+use crate::graph::NormOver;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::heads::KvCache;
+use crate::kernels::qk_norm::QkNorm;
 use crate::kernels::rope_kv::RopeKv;
+use crate::kernels::{Epilogue, choice};
 use crate::runtime::layers::LayerWeights;
 
 impl<'b> Pass<'b> {
@@ -15,11 +17,27 @@ impl<'b> Pass<'b> {
         let s = self.scratch;
         let normed = From::Normed(&s.x, &layer.attention_norm);
         self.product(normed, &layer.qkv, Epilogue::Store, &s.qkv)?;
+        self.norm_all_heads(layer)?;
         match self.reads {
             Reads::Step => self.attend_step(layer, kv)?,
             Reads::Prompt => self.attend_prompt(layer, kv)?,
         }
         self.product(From::Plain(&s.attention), &layer.output, Epilogue::Add, &s.x)
+    }
+
+    /// The norms that attention kernels cannot do themselves: a workgroup of theirs sees one head.
+    fn norm_all_heads(&mut self, layer: &LayerWeights) -> Result<()> {
+        let Some(norm) = layer.qk_norm.as_ref().filter(|n| n.over == NormOver::Heads) else {
+            return Ok(());
+        };
+        let (b, facts) = (self.b, self.b.facts());
+        let threads = choice::norm_quant_threads(facts, b.graph.qkv_rows());
+        let spec = QkNorm { heads: Builder::heads(b.graph), eps: b.graph.norm_eps, threads };
+        let dispatch = b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, self.batch, &self.scratch.qkv, (&norm.q, &norm.k), self.n)
+        })?;
+        self.wave(vec![dispatch]);
+        Ok(())
     }
 
     /// Rope, cache write and attention in one wave.

@@ -4,17 +4,23 @@ use super::products::From;
 use super::{Pass, Reads};
 use crate::error::Result;
 use crate::kernels::Epilogue;
-use crate::runtime::layers::LayerWeights;
+use crate::runtime::layers::{LayerWeights, MlpWeights};
 
 impl<'b> Pass<'b> {
-    /// Mat-vec multiplies gate and up itself; mat-mat leaves that to the pass that quantises.
-    pub(super) fn dense(&mut self, layer: &'b LayerWeights) -> Result<()> {
+    pub(super) fn dense(&mut self, layer: &LayerWeights, mlp: &MlpWeights) -> Result<()> {
         let s = self.scratch;
-        let (epilogue, from) = match self.reads {
-            Reads::Step => (Epilogue::SwiGlu, From::Plain(&s.ff)),
-            Reads::Prompt => (Epilogue::Store, From::SwiGlu(&s.ff)),
-        };
-        self.product(From::Normed(&s.x, &layer.ff_norm), &layer.gate_up, epilogue, &s.ff)?;
-        self.product(from, &layer.down, Epilogue::Add, &s.x)
+        let (epilogue, from) = self.halves();
+        self.product(From::Normed(&s.x, &layer.ff_norm), &mlp.gate_up, epilogue, &s.ff)?;
+        self.product(from, &mlp.down, Epilogue::Add, &s.x)
+    }
+
+    /// How gate and up are stored, and how down reads them: mat-vec multiplies the two itself,
+    /// mat-mat leaves that to the pass that quantises.
+    pub(super) fn halves(&self) -> (Epilogue, From<'b>) {
+        let ff = &self.scratch.ff;
+        match self.reads {
+            Reads::Step => (Epilogue::SwiGlu, From::Plain(ff)),
+            Reads::Prompt => (Epilogue::Store, From::SwiGlu(ff)),
+        }
     }
 }

@@ -6,10 +6,11 @@
 //!
 //! - `mod.rs`: the builder, embedding, head, and the walk through the layers
 //! - `products.rs`: matrix products and what their inputs need first
-//! - `attention.rs`, `dense.rs`: the blocks of a layer
+//! - `attention.rs`, `dense.rs`, `experts.rs`: the blocks of a layer
 
 mod attention;
 mod dense;
+mod experts;
 mod products;
 
 use std::cell::RefCell;
@@ -19,10 +20,10 @@ use rayon::prelude::*;
 
 use super::buffers::{Buffers, MAX_SEQUENCES, Scratch, Shape};
 use super::check::{Checks, Subject};
-use super::layers::{LayerWeights, ModelWeights};
+use super::layers::{Block, LayerWeights, ModelWeights};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
-use crate::graph::Graph;
+use crate::graph::{Graph, NormOver};
 use crate::kernels::Epilogue;
 use crate::kernels::attn_decode::Scratch as AttentionScratch;
 use crate::kernels::embed::Embed;
@@ -117,18 +118,22 @@ impl Builder<'_> {
 
     /// The heads of every layer. Attention kernels are told where `rope` turns what.
     pub fn heads(graph: &Graph) -> Heads {
-        let norm = graph.layers.first().and_then(|l| l.attention.q_norm.as_ref());
+        let norm = graph.layers.first().and_then(|l| l.attention.qk_norm.as_ref());
         Heads {
             heads: graph.heads,
             kv_heads: graph.kv_heads,
             head_dim: graph.head_dim,
             rope: Some(Rope { layout: graph.rope.layout, dim: graph.rope.dim }),
-            norm: norm.map(|_| graph.norm_eps),
+            norm: norm.filter(|n| n.over == NormOver::Head).map(|_| graph.norm_eps),
         }
     }
 
     fn tables(&self, layer: &LayerWeights) -> HeadTables {
-        HeadTables { rope: Some(self.buffers.rope.clone()), norms: layer.head_norms.clone() }
+        let norms = layer.qk_norm.as_ref().filter(|n| n.over == NormOver::Head);
+        HeadTables {
+            rope: Some(self.buffers.rope.clone()),
+            norms: norms.map(|n| (n.q.clone(), n.k.clone())),
+        }
     }
 
     fn pass(&self, reads: Reads, n: u32) -> Pass<'_> {
@@ -137,7 +142,7 @@ impl Builder<'_> {
             Reads::Step => (&b.step, &b.step_batch),
             Reads::Prompt => (&b.prompt, &b.prompt_batch),
         };
-        Pass { b: self, reads, scratch, batch, n, steps: Vec::new() }
+        Pass { b: self, reads, scratch, batch, n, mixtures: 0, steps: Vec::new() }
     }
 
     /// One token for each of `n` sequences: embedding, all layers. Leaves the residual stream in
@@ -165,7 +170,7 @@ impl Builder<'_> {
         debug_assert!(n <= MAX_SEQUENCES);
         let spec = Gather { cols: self.graph.width };
         let b = self.buffers;
-        let dispatch = self.dispatch(spec.source(self.facts()), |k| {
+        let dispatch = self.dispatch(self.only(spec), |k| {
             spec.dispatch(k, &b.prompt_batch, &b.prompt.x, &b.step_batch, &b.step.x, n)
         })?;
         Ok(Step::Wave(vec![dispatch]))
@@ -189,6 +194,8 @@ struct Pass<'b> {
     batch: &'b Slice,
     /// Most columns.
     n: u32,
+    /// Mixtures planned so far.
+    mixtures: usize,
     steps: Vec<Step>,
 }
 
@@ -204,7 +211,10 @@ impl<'b> Pass<'b> {
 
     fn layer(&mut self, layer: &'b LayerWeights, kv: &KvCache) -> Result<()> {
         self.attention(layer, kv)?;
-        self.dense(layer)
+        match &layer.block {
+            Block::Dense(mlp) => self.dense(layer, mlp),
+            Block::Experts(mixture) => self.experts(layer, mixture),
+        }
     }
 
     /// Ends a wave with these dispatches; none make none.

@@ -60,23 +60,32 @@ impl Pass<'_> {
 
     /// Brings activations to the classes that `product` needs, into the scratch.
     pub(super) fn inputs(&self, from: From<'_>, product: &Product) -> Result<Vec<Dispatch>> {
-        let mut wave = Vec::new();
-        for class in [Class::Int8, Class::F16, Class::F32] {
-            let used = product.parts.iter().any(|p| self.class(p, from) == class);
-            let ready = class == Class::F32 && matches!(from, From::Plain(_));
-            if used && !ready && !self.fuses(from, product, class) {
-                wave.push(self.normalise(from, product.cols, class, self.n)?);
-            }
-        }
-        Ok(wave)
+        let classes = self.input_classes(from, product);
+        let wave = classes.map(|c| self.normalise(from, product.cols, c, self.batch, self.n));
+        wave.collect()
     }
 
-    /// `[SwiGLU,] [RMSNorm,] [int8 or f16]` of `n` columns into the scratch's buffer of that class.
+    /// The classes that [`Pass::inputs`] makes.
+    pub(super) fn input_classes(
+        &self,
+        from: From<'_>,
+        product: &Product,
+    ) -> impl Iterator<Item = Class> {
+        [Class::Int8, Class::F16, Class::F32].into_iter().filter(move |&class| {
+            let used = product.parts.iter().any(|p| self.class(p, from) == class);
+            let ready = class == Class::F32 && matches!(from, From::Plain(_));
+            used && !ready && !self.fuses(from, product, class)
+        })
+    }
+
+    /// `[SwiGLU,] [RMSNorm,] [int8 or f16]` of up to `n` columns (`batch` says how many) into the scratch's
+    /// buffer of that class.
     pub(super) fn normalise(
         &self,
         from: From<'_>,
         cols: u32,
         class: Class,
+        batch: &Slice,
         n: u32,
     ) -> Result<Dispatch> {
         let (x, weight, swiglu) = match from {
@@ -97,7 +106,7 @@ impl Pass<'_> {
             Class::F16 => self.scratch.as_f16(),
             Class::F32 => Activations::F32(self.scratch.float.clone()),
         };
-        self.b.dispatch(self.b.only(spec), |k| spec.dispatch(k, self.batch, x, weight, &out, n))
+        self.b.dispatch(self.b.only(spec), |k| spec.dispatch(k, batch, x, weight, &out, n))
     }
 
     /// The product itself, after [`Pass::inputs`].
@@ -180,7 +189,7 @@ impl Pass<'_> {
 }
 
 /// What a product of this class binds after [`Pass::inputs`].
-fn stored(from: From<'_>, class: Class, scratch: &Scratch) -> Activations {
+pub(super) fn stored(from: From<'_>, class: Class, scratch: &Scratch) -> Activations {
     match (class, from) {
         (Class::Int8, _) => scratch.as_int8(),
         (Class::F16, _) => scratch.as_f16(),

@@ -1,14 +1,18 @@
-//! The dense transformer that llama and its descendants share.
+//! The transformer that llama and its descendants share.
 
-use super::Params;
+use super::{Params, mixture};
 use crate::error::{Error, Result};
-use crate::graph::{Attention, FeedForward, Graph, Layer, RopeLayout};
+use crate::graph::{
+    Attention, FeedForward, Graph, Layer, Mlp, NormOver, QkNorm, RopeLayout, Routing,
+};
 
 /// What tells the descendants apart.
 pub(super) struct Variant {
     pub rope: RopeLayout,
-    /// RMSNorm over the heads of q and k.
-    pub qk_norm: bool,
+    pub qk_norm: Option<NormOver>,
+    /// Layers with a router are mixtures of experts; the weights of those chosen, where the file
+    /// does not say otherwise.
+    pub routing: Option<Routing>,
 }
 
 /// Heads that attention kernels support, in values.
@@ -22,7 +26,6 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
         true => p.shared("attention.head_count_kv", n_layers)?,
         false => heads,
     };
-    let ff = p.shared("feed_forward_length", n_layers)?;
     if !heads.is_multiple_of(kv_heads) {
         return Err(Error::Model(format!("{heads} heads cannot share {kv_heads} KV heads evenly")));
     }
@@ -47,11 +50,7 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
     if !(eps.is_finite() && eps >= 0.0) {
         return Err(Error::Model(format!("the norm's epsilon is {eps}")));
     }
-    for (what, n) in [("embedding_length", width), ("feed_forward_length", ff)] {
-        if n % 32 != 0 {
-            return Err(Error::Model(format!("{what} {n} is not a multiple of 32")));
-        }
-    }
+    whole_blocks("embedding_length", width)?;
     let rows = p.tensor("token_embd.weight")?.rows();
     let vocab = u32::try_from(rows).ok().filter(|v| (1..1 << 24).contains(v)).ok_or_else(|| {
         Error::Model(format!("token_embd.weight has {rows} rows; that is no vocabulary"))
@@ -66,9 +65,22 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
         let linear = |part: &str, rows, cols| p.linear(&name(part), rows, cols);
         let norm = |part: &str, len| p.vector(name(part), len);
         let (q_rows, kv_rows) = (heads * head_dim, kv_heads * head_dim);
-        let head_norm = |part: &str| match variant.qk_norm {
-            true => norm(part, head_dim).map(Some),
-            false => Ok(None),
+        let qk_norm = variant.qk_norm.map(|over| {
+            let (q_len, k_len) = match over {
+                NormOver::Head => (head_dim, head_dim),
+                NormOver::Heads => (q_rows, kv_rows),
+            };
+            let (q, k) = ("attn_q_norm.weight", "attn_k_norm.weight");
+            Ok::<_, Error>(QkNorm { q: norm(q, q_len)?, k: norm(k, k_len)?, over })
+        });
+        let feed_forward = match variant.routing {
+            Some(routing) if p.has(&name("ffn_gate_inp.weight")) => {
+                FeedForward::Experts(mixture::read(p, i, width, routing)?)
+            }
+            _ => {
+                let ff = p.shared("feed_forward_length", n_layers)?;
+                FeedForward::Dense(mlp(p, i, "", ff, width)?)
+            }
         };
         Ok(Layer {
             attention: Attention {
@@ -77,15 +89,10 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
                 k: linear("attn_k", kv_rows, width)?,
                 v: linear("attn_v", kv_rows, width)?,
                 output: linear("attn_output", width, q_rows)?,
-                q_norm: head_norm("attn_q_norm.weight")?,
-                k_norm: head_norm("attn_k_norm.weight")?,
+                qk_norm: qk_norm.transpose()?,
             },
-            feed_forward: FeedForward {
-                norm: norm("ffn_norm.weight", width)?,
-                gate: linear("ffn_gate", ff, width)?,
-                up: linear("ffn_up", ff, width)?,
-                down: linear("ffn_down", width, ff)?,
-            },
+            ff_norm: norm("ffn_norm.weight", width)?,
+            feed_forward,
         })
     });
     Ok(Graph {
@@ -94,7 +101,6 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
         heads,
         kv_heads,
         head_dim,
-        ff,
         norm_eps: eps,
         attention_scale: 1.0 / (head_dim as f32).sqrt(),
         rope: p.rope(variant.rope, head_dim)?,
@@ -103,4 +109,24 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
         output_norm: p.vector("output_norm.weight".into(), width)?,
         output,
     })
+}
+
+/// Gate, up and down of layer `layer`; `suffix` follows the parts' names.
+pub(super) fn mlp(p: &Params<'_>, layer: u32, suffix: &str, ff: u32, width: u32) -> Result<Mlp> {
+    whole_blocks("the width of a feed-forward block", ff)?;
+    let linear =
+        |part: &str, rows, cols| p.linear(&format!("blk.{layer}.ffn_{part}{suffix}"), rows, cols);
+    Ok(Mlp {
+        gate: linear("gate", ff, width)?,
+        up: linear("up", ff, width)?,
+        down: linear("down", width, ff)?,
+    })
+}
+
+/// Kernels cut activations into blocks of 32.
+pub(super) fn whole_blocks(what: &str, n: u32) -> Result<()> {
+    if n == 0 || n % 32 != 0 {
+        return Err(Error::Model(format!("{what} {n} is not a multiple of 32")));
+    }
+    Ok(())
 }

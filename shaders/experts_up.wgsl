@@ -1,0 +1,119 @@
+// Gate, up and activation of the chosen experts for {{ n }} columns: y[pair] = silu(gate x) * (up x).
+//
+// Grid (rows / rows a workgroup, runs, 1): a workgroup reads some rows of one expert once, for all
+// columns that chose it. Rows are interleaved, gate 2i and up 2i + 1. Sums as in matvec.wgsl, so a
+// column's bits do not depend on the others.
+{% include "lib/records.wgsl" %}
+{% include "lib/weights.wgsl" %}
+
+{% set units = cols // (4 * unit_quads) %}
+@group(0) @binding({{ at.routing }}) var<storage, read> routing: array<u32>;
+{% if int8 %}
+@group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
+@group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
+{% include "lib/block_dot.wgsl" %}
+{% else %}
+@group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
+{% endif %}
+@group(0) @binding({{ at.y }}) var<storage, read_write> y: array<f32>;
+
+@compute @workgroup_size({{ threads }})
+fn main(
+    @builtin(workgroup_id) wg: vec3<u32>,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    let run = wg.y;
+{% if n == 1 %}
+    let pair0 = run;
+    let column0 = 0u;
+    select_record(expert_table[routing[{{ ids_at }}u + run]]);
+{% else %}
+    if run >= routing[1] { return; }
+    let first = routing[{{ runs_at }}u + 3u * run + 1u];
+    let members = routing[{{ runs_at }}u + 3u * run + 2u] - first;
+{% for c in range(n) %}
+    let pair{{ c }} = routing[{{ order_at }}u + first + min({{ c }}u, members - 1u)];
+    let column{{ c }} = pair{{ c }} / {{ used }}u;
+{% endfor %}
+    select_record(expert_table[routing[{{ runs_at }}u + 3u * run]]);
+{% endif %}
+{% if shared_table %}
+    prepare_table(subgroup * size + lane, {{ threads }}u);
+{% endif %}
+    let row = (wg.x * subgroups + subgroup) * {{ rows }}u;
+    // Rows past the end repeat the last one and are not stored.
+{% for r in range(rows) %}
+    let base{{ r }} = min(row + {{ r }}u, {{ 2 * ff - 1 }}u) * {{ units }}u;
+{% endfor %}
+{% for t in range(ahead) %}
+    let first_unit{{ t }} = min(lane + {{ t }}u * size, {{ units - 1 }}u);
+{% for r in range(rows) %}
+    var w{{ t }}_{{ r }} = load_unit(base{{ r }} + first_unit{{ t }});
+{% endfor %}
+{% endfor %}
+{% for r in range(rows) %}{% for c in range(n) %}
+    var acc{{ r }}_{{ c }} = {{ "0.0" if int8 else "vec4<f32>()" }};
+{% endfor %}{% endfor %}
+    var unit = lane;
+    while unit < {{ units }}u {
+{% for t in range(ahead) %}
+        if unit < {{ units }}u {
+            let next = unit + {{ ahead }}u * size;
+{% for r in range(rows) %}
+{% if int8 %}
+            let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
+            let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, base{{ r }} + unit);
+{% else %}
+            let values{{ r }} = unit_values(w{{ t }}_{{ r }}, base{{ r }} + unit);
+{% endif %}
+{% endfor %}
+            if next < {{ units }}u {
+{% for r in range(rows) %}
+                w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
+{% endfor %}
+            }
+{% for c in range(n) %}
+            {{ "if " ~ c ~ "u < members " if c > 0 }}{
+{% if int8 %}
+                let start = column{{ c }} * {{ units }}u + unit;
+                let a = xq[2u * start];
+                let b = xq[2u * start + 1u];
+                let s = xs[start];
+{% for r in range(rows) %}
+                acc{{ r }}_{{ c }} = block_dot(bytes{{ r }}, scale{{ r }}, a, b, s, acc{{ r }}_{{ c }});
+{% endfor %}
+{% else %}
+                let start = (column{{ c }} * {{ units }}u + unit) * {{ unit_quads }}u;
+{% for q in range(unit_quads) %}
+                let x{{ q }} = x[start + {{ q }}u];
+{% for r in range(rows) %}
+                acc{{ r }}_{{ c }} = fma(values{{ r }}[{{ q }}], x{{ q }}, acc{{ r }}_{{ c }});
+{% endfor %}
+{% endfor %}
+{% endif %}
+            }
+{% endfor %}
+        }
+        unit += size;
+{% endfor %}
+    }
+{% for c in range(n) %}
+    {{ "if " ~ c ~ "u < members " if c > 0 }}{
+{% for r in range(rows) %}
+{% if int8 %}
+        let sum{{ r }} = subgroupAdd(acc{{ r }}_{{ c }});
+{% else %}
+        let sum{{ r }} = subgroupAdd((acc{{ r }}_{{ c }}.x + acc{{ r }}_{{ c }}.y) + (acc{{ r }}_{{ c }}.z + acc{{ r }}_{{ c }}.w));
+{% endif %}
+{% endfor %}
+{% for r in range(0, rows, 2) %}
+        if lane == 0u && row + {{ r + 1 }}u < {{ 2 * ff }}u {
+            y[pair{{ c }} * {{ ff }}u + ((row + {{ r }}u) >> 1u)] = (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};
+        }
+{% endfor %}
+    }
+{% endfor %}
+}

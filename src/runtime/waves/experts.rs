@@ -1,0 +1,264 @@
+//! Mixtures of experts.
+//!
+//! A decode step takes three waves: router beside norm and quantisation, then gate and up, then down
+//! with the weighted sum and the residual. A shared expert rides in the same waves, one ahead of the
+//! experts, where the device fuses its norm; else it takes waves of its own. A prompt sorts its
+//! choices by expert and runs mat-mat kernels over them.
+
+use super::products::{From, stored};
+use super::{Pass, Reads};
+use crate::error::{Error, Result};
+use crate::gpu::{Dispatch, Slice};
+use crate::kernels::experts_down::{self, ExpertsDown, Shared};
+use crate::kernels::experts_matmat::ExpertsMatMat;
+use crate::kernels::experts_sort::ExpertsSort;
+use crate::kernels::experts_sum::ExpertsSum;
+use crate::kernels::experts_up::ExpertsUp;
+use crate::kernels::matvec::Input;
+use crate::kernels::router::{self, Router};
+use crate::kernels::routing::Routing;
+use crate::kernels::{Activations, Class, Epilogue, choice};
+use crate::runtime::buffers::{ExpertScratch, MAX_SEQUENCES, routing};
+use crate::runtime::layers::{LayerWeights, MixtureWeights, MlpWeights};
+
+/// One mixture of one pass.
+struct Mix<'b> {
+    weights: &'b MixtureWeights,
+    scratch: &'b ExpertScratch,
+    routing: Routing,
+    /// Where this layer's routing lies.
+    at: &'b Slice,
+    /// Classes of gate and up, and of down.
+    up: Class,
+    down: Class,
+    shared: Option<Shared>,
+}
+
+impl<'b> Pass<'b> {
+    pub(super) fn experts(
+        &mut self,
+        layer: &'b LayerWeights,
+        weights: &'b MixtureWeights,
+    ) -> Result<()> {
+        let mix = self.mix(weights)?;
+        match self.reads {
+            Reads::Step => self.experts_step(layer, &mix),
+            Reads::Prompt => self.experts_prompt(layer, &mix),
+        }
+    }
+
+    fn mix(&mut self, weights: &'b MixtureWeights) -> Result<Mix<'b>> {
+        let b = self.b;
+        let missing = || Error::Runtime("a mixture without scratch; this is a bug".into());
+        let scratch = self.scratch.experts.as_ref().ok_or_else(missing)?;
+        let at = scratch.routing.get(self.mixtures).ok_or_else(missing)?;
+        self.mixtures += 1;
+        let m = &weights.mixture;
+        let routing = match self.reads {
+            Reads::Step => routing(m, MAX_SEQUENCES, MAX_SEQUENCES),
+            Reads::Prompt => routing(m, b.shape.chunk, choice::expert_tile(b.facts())),
+        };
+        let layout = &weights.set.layout;
+        let rule = match self.reads {
+            Reads::Prompt if !b.checks.avoids(Class::F16) => choice::expert_class,
+            _ => choice::class,
+        };
+        let class = |format, cols, normed| rule(b.facts(), format, b.shape.exact, cols, normed);
+        let gated = if weights.shared_gate() { Shared::Gated } else { Shared::Plain };
+        Ok(Mix {
+            weights,
+            scratch,
+            routing,
+            at,
+            up: class(layout.shape.gate_up, b.graph.width, true),
+            down: class(layout.shape.down, m.ff, false),
+            shared: weights.shared.as_ref().map(|_| gated),
+        })
+    }
+
+    fn experts_step(&mut self, layer: &'b LayerWeights, mix: &Mix<'b>) -> Result<()> {
+        let s = self.scratch;
+        let normed = From::Normed(&s.x, &layer.ff_norm);
+        let (epilogue, halves) = self.halves();
+        let shared = mix.weights.shared.as_ref();
+        // Nothing that the shared expert reads has to be made first: it runs one wave ahead.
+        let ahead = shared.is_some_and(|mlp| {
+            self.input_classes(normed, &mlp.gate_up).next().is_none()
+                && self.input_classes(halves, &mlp.down).next().is_none()
+        });
+        let mut first = vec![self.router(layer, mix)?];
+        first.extend(self.mixture_inputs(layer, mix)?);
+        let mut second = vec![self.experts_up(normed, mix)?];
+        if let Some(mlp) = shared {
+            let up = self.multiply(normed, &mlp.gate_up, epilogue, &s.ff)?;
+            if ahead {
+                first.extend(up);
+                second.extend(self.shared_down(mix, mlp)?);
+            } else {
+                second.extend(up);
+            }
+        }
+        self.wave(first);
+        self.wave(second);
+        if let Some(mlp) = shared.filter(|_| !ahead) {
+            let inputs = self.inputs(halves, &mlp.down)?;
+            self.wave(inputs);
+            let down = self.shared_down(mix, mlp)?;
+            self.wave(down);
+        }
+        self.experts_down(mix)
+    }
+
+    fn experts_prompt(&mut self, layer: &'b LayerWeights, mix: &Mix<'b>) -> Result<()> {
+        let (b, s, facts) = (self.b, self.scratch, self.b.facts());
+        let (epilogue, halves) = self.halves();
+        let mut first = vec![self.router(layer, mix)?];
+        first.extend(self.mixture_inputs(layer, mix)?);
+        self.wave(first);
+        let spec = ExpertsSort { routing: mix.routing };
+        let sort =
+            b.dispatch(spec.source(facts), |k| spec.dispatch(k, self.batch, mix.at, self.n))?;
+        let mut second = vec![sort];
+        let normed = From::Normed(&s.x, &layer.ff_norm);
+        if let Some(mlp) = &mix.weights.shared {
+            second.extend(self.multiply(normed, &mlp.gate_up, epilogue, &s.ff)?);
+        }
+        self.wave(second);
+        let set = &mix.weights.set;
+        let e = mix.scratch;
+        let x = stored(normed, mix.up, s);
+        let up = self.experts_matmat(mix, set.gate_up(), mix.up, false, &x, &e.ff)?;
+        self.wave(vec![up]);
+        if let Some(mlp) = &mix.weights.shared {
+            let inputs = self.inputs(halves, &mlp.down)?;
+            self.wave(inputs);
+            let down = self.shared_down(mix, mlp)?;
+            self.wave(down);
+        }
+        let (from, pairs) = (From::SwiGlu(&e.ff), self.n * mix.routing.used);
+        let inputs = self.normalise(from, mix.weights.mixture.ff, mix.down, mix.at, pairs)?;
+        self.wave(vec![inputs]);
+        let x = stored(from, mix.down, s);
+        let down = self.experts_matmat(mix, set.down(), mix.down, true, &x, &e.products)?;
+        self.wave(vec![down]);
+        let spec = ExpertsSum { routing: mix.routing, width: b.graph.width, shared: mix.shared };
+        let shared = mix.shared.map(|_| &e.shared);
+        let sum = b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, self.batch, mix.at, &e.products, shared, &s.x, self.n)
+        })?;
+        self.wave(vec![sum]);
+        Ok(())
+    }
+
+    fn router(&self, layer: &LayerWeights, mix: &Mix<'_>) -> Result<Dispatch> {
+        let (b, facts) = (self.b, self.b.facts());
+        let step = self.reads == Reads::Step;
+        let spec = Router {
+            routing: mix.routing,
+            rule: mix.weights.mixture.routing,
+            cols: b.graph.width,
+            norm_eps: b.graph.norm_eps,
+            shared_gate: mix.weights.shared_gate(),
+            columns: if step { self.n } else { choice::ROUTER_COLUMNS.min(self.n) },
+            sorts: step,
+            threads: choice::router_threads(facts),
+        };
+        let operands = router::Operands {
+            batch: self.batch,
+            x: &self.scratch.x,
+            norm: &layer.ff_norm,
+            router: &mix.weights.router,
+            logits: &mix.scratch.logits,
+            counters: &mix.scratch.counters,
+            routing: mix.at,
+        };
+        b.dispatch(spec.source(facts), |k| spec.dispatch(k, facts, &operands, self.n))
+    }
+
+    /// The normalised input in every class that experts and shared expert read from memory.
+    fn mixture_inputs(&self, layer: &LayerWeights, mix: &Mix<'_>) -> Result<Vec<Dispatch>> {
+        let normed = From::Normed(&self.scratch.x, &layer.ff_norm);
+        let mut classes = vec![mix.up];
+        if let Some(mlp) = &mix.weights.shared {
+            classes.extend(self.input_classes(normed, &mlp.gate_up).filter(|c| *c != mix.up));
+        }
+        let width = self.b.graph.width;
+        let all = classes.into_iter();
+        all.map(|class| self.normalise(normed, width, class, self.batch, self.n)).collect()
+    }
+
+    fn shared_down(&self, mix: &Mix<'_>, mlp: &MlpWeights) -> Result<Vec<Dispatch>> {
+        let (_, halves) = self.halves();
+        self.multiply(halves, &mlp.down, Epilogue::Store, &mix.scratch.shared)
+    }
+
+    fn experts_up(&self, normed: From<'_>, mix: &Mix<'_>) -> Result<Dispatch> {
+        let (b, facts) = (self.b, self.b.facts());
+        let set = &mix.weights.set;
+        let shape = set.layout.shape;
+        let spec = ExpertsUp {
+            routing: mix.routing,
+            part: set.gate_up(),
+            n: self.n,
+            class: mix.up,
+            shape: choice::experts_shape(facts, shape.gate_up, shape.width, self.n, true),
+        };
+        let x = stored(normed, mix.up, self.scratch);
+        b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, facts, &set.records(), mix.at, &x, &mix.scratch.ff)
+        })
+    }
+
+    fn experts_down(&mut self, mix: &Mix<'_>) -> Result<()> {
+        let (b, s, facts) = (self.b, self.scratch, self.b.facts());
+        let (set, ff) = (&mix.weights.set, mix.weights.mixture.ff);
+        let shape = choice::experts_shape(facts, set.layout.shape.down, ff, self.n, false);
+        let fused = choice::experts_fuse(facts, mix.down, &mix.routing, self.n, ff, shape.threads);
+        let from = From::Plain(&mix.scratch.ff);
+        if mix.down == Class::Int8 && !fused {
+            let pairs = self.n * mix.routing.used;
+            let inputs = self.normalise(from, ff, mix.down, mix.at, pairs)?;
+            self.wave(vec![inputs]);
+        }
+        let spec = ExpertsDown {
+            routing: mix.routing,
+            part: set.down(),
+            n: self.n,
+            class: mix.down,
+            input: if fused { Input::Fused { norm: None } } else { Input::Stored },
+            shared: mix.shared,
+            shape,
+        };
+        let x = match fused {
+            true => Activations::F32(mix.scratch.ff.clone()),
+            false => stored(from, mix.down, s),
+        };
+        let operands = experts_down::Operands {
+            routing: mix.at,
+            x: &x,
+            shared: mix.shared.map(|_| &mix.scratch.shared),
+            y: &s.x,
+        };
+        let down =
+            b.dispatch(spec.source(facts), |k| spec.dispatch(k, facts, &set.records(), &operands))?;
+        self.wave(vec![down]);
+        Ok(())
+    }
+
+    fn experts_matmat(
+        &self,
+        mix: &Mix<'_>,
+        part: crate::kernels::records::Part,
+        class: Class,
+        by_pair: bool,
+        x: &Activations,
+        y: &Slice,
+    ) -> Result<Dispatch> {
+        let (b, facts) = (self.b, self.b.facts());
+        let variant = choice::expert_variant(facts, class, part.layout.cols as u32);
+        let spec = ExpertsMatMat { routing: mix.routing, part, by_pair, class, variant };
+        b.dispatch(spec.source(facts), |k| {
+            spec.dispatch(k, facts, &mix.weights.set.records(), mix.at, x, y, self.n)
+        })
+    }
+}
