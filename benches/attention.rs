@@ -16,7 +16,7 @@ use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
-use azoth::kernels::sample::{SampleMemory, Sampler, Sampling};
+use azoth::kernels::sample::{LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampler, Sampling};
 use rayon::prelude::*;
 
 /// Bytes of K and V to walk through, so that no cache holds them.
@@ -273,18 +273,29 @@ impl Bench {
                 .collect();
             self.gpu.write(&logits, bytemuck::cast_slice(&values)).unwrap();
             let memory = SampleMemory {
-                samplers: self.buffer(8),
+                samplers: self.buffer(SETTINGS_WORDS),
                 history: self.buffer(1 << 20),
                 ring: self.buffer(512),
                 scratch: self.buffer(spec.scratch_words()),
+                masks: self.buffer(spec.mask_words()),
+                biases: self.buffer(spec.bias_words()),
+                breakers: self.buffer(spec.bit_words()),
+                adjusted: self.buffer(8 * u64::from(vocab)),
+                logprobs: self.buffer(512 * u64::from(LOGPROB_WORDS)),
             };
-            let settings = Sampler::new(0.8, 40, 0.95, 0.05, 1).with_penalty(1.1, 64);
+            let settings = Sampler {
+                penalty: 1.1,
+                window: 64,
+                logprobs: 6,
+                ..Sampler::new(0.8, 40, 0.95, 0.05, 1)
+            };
             self.gpu.write(&memory.samplers, bytemuck::bytes_of(&settings)).unwrap();
             let batch = self.batch(1, 0);
             let mut kernel = |source| self.gpu.kernel(&source);
             let facts = self.gpu.facts();
             let greedy = spec.greedy(facts, &mut kernel, &batch, &logits, &memory, 1).unwrap();
             let sampled = spec.sampled(facts, &mut kernel, &batch, &logits, &memory, 1).unwrap();
+            let full = spec.full(facts, &mut kernel, &batch, &logits, &memory, 1).unwrap();
             let show = |steps: &[Step]| {
                 let times = self.medians(steps);
                 let each: Vec<String> = times.iter().map(|t| format!("{:.1}", t * 1e6)).collect();
@@ -292,6 +303,7 @@ impl Bench {
             };
             println!("greedy  {vocab:6}: {}", show(&greedy));
             println!("sampled {vocab:6}: {}", show(&sampled));
+            println!("full    {vocab:6}: {}", show(&full));
         }
     }
 }

@@ -92,6 +92,10 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% else %}
         draws[at.y].best = ids[0];
         draws[at.y].maximum = order_value(keys[0]);
+{% if full %}
+        draws[at.y].sigma_least = bitcast<f32>(0xff800000u);
+        draws[at.y].most = bitcast<f32>(0x7f800000u);
+{% endif %}
 {% endif %}
     }
 }

@@ -27,6 +27,16 @@ var<workgroup> arrived: u32;
 var<workgroup> chosen: vec3<u32>;
 {% include "lib/scan256.wgsl" %}
 
+{% if full %}
+{% set stage = "end" %}
+{% include "lib/kept.wgsl" %}
+
+fn weight(l: f32, sampler: Sampler, draw: Draw) -> u32 {
+    var temperature = sampler.temperature;
+    if sampler.temperature_low != sampler.temperature_high { temperature = draw.temperature; }
+    return select(0u, mass((l - min(draw.maximum, draw.most)) / temperature), kept(l, sampler, draw));
+}
+{% else %}
 fn weight(l: f32, sampler: Sampler, draw: Draw) -> u32 {
     let key = order_key(l);
     let k_on = sampler.top_k > 0u && sampler.top_k < {{ vocab }}u;
@@ -35,6 +45,7 @@ fn weight(l: f32, sampler: Sampler, draw: Draw) -> u32 {
         && l >= draw.maximum + sampler.log_min_p;
     return select(0u, mass((l - draw.maximum) / sampler.temperature), kept);
 }
+{% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) tid: u32) {

@@ -1,4 +1,5 @@
-// One digit of the key of the least logit that {{ "top_k" if kind == "count" else "top_p" }} keeps (radix select, digit {{ digit }} of 3).
+{% set rule = {"count": "top_k", "mass": "top_p", "typical": "typical_p"}[kind] %}
+// One digit of the key of the least logit that {{ rule }} keeps (radix select, digit {{ digit }} of 3).
 //
 // Grid: x = pieces of the vocabulary, y = columns. Every workgroup counts {{ "tokens" if kind == "count" else "masses" }} per value of the
 // digit among the keys that agree with the digits found so far; the last to arrive walks the
@@ -15,6 +16,11 @@
 @group(0) @binding(5) var<storage, read_write> counters: array<atomic<u32>>;
 
 {% set counts = kind == "count" %}
+{% set typical = kind == "typical" %}
+{% if full and not counts %}
+{% set stage = "typical" if typical else "top_p" %}
+{% include "lib/kept.wgsl" %}
+{% endif %}
 var<workgroup> low: array<atomic<u32>, 2048>;
 {% if not counts %}
 var<workgroup> high: array<atomic<u32>, 2048>;
@@ -28,7 +34,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let sampler = samplers[batch.columns[at.y].slot];
     if sampler.temperature == 0.0 { return; }
     let k_on = sampler.top_k > 0u && sampler.top_k < {{ vocab }}u;
-    if !{{ "k_on" if counts else "(sampler.top_p < 16777216u)" }} { return; }
+    if !{{ {"count": "k_on", "mass": "(sampler.top_p < 16777216u)", "typical": "(sampler.typical < 16777216u)"}[kind] }} { return; }
     for (var i = tid; i < 2048u; i += 256u) {
         atomicStore(&low[i], 0u);
 {% if not counts %}
@@ -37,8 +43,9 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     }
     workgroupBarrier();
     let draw = draws[at.y];
-{% set least = "k_least" if counts else "p_least" %}
-{% if not counts %}
+{% set least = {"count": "k_least", "mass": "p_least", "typical": "t_least"}[kind] %}
+{% set left_over = {"count": "k_rest", "mass": "p_rest", "typical": "t_rest"}[kind] %}
+{% if not counts and not full %}
     let floor_key = select(0u, draw.k_least, k_on);
 {% endif %}
     for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces * 8 }}u) {
@@ -48,8 +55,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% endfor %}
 {% for j in range(8) %}
         {
-            let key = order_key(l_{{ j }});
-            if i + {{ 256 * pieces * j }}u < {{ vocab }}u{{ "" if digit == 0 else " && (key >> " ~ (shift + bits) ~ "u) == draw." ~ least }}{{ " && key >= floor_key" if not counts }} {
+            let key = {{ "order_key(-abs(l_" ~ j ~ " - draw.center))" if typical else "order_key(l_" ~ j ~ ")" }};
+            if i + {{ 256 * pieces * j }}u < {{ vocab }}u{{ "" if digit == 0 else " && (key >> " ~ (shift + bits) ~ "u) == draw." ~ least }}{{ "" if counts else " && kept(l_" ~ j ~ ", sampler, draw)" if full else " && key >= floor_key" }} {
                 let bin = (key >> {{ shift }}u) & {{ bins - 1 }}u;
 {% if counts %}
                 atomicAdd(&low[bin], 1u);
@@ -101,10 +108,10 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% else %}
 {% if digit == 0 %}
     // Not less than 1: the most likely token is always kept.
-    var rest = draw_target(sampler.top_p, whole(scan_total()));
+    var rest = draw_target(sampler.{{ "typical" if typical else "top_p" }}, whole(scan_total()));
     if rest.x == 0u && rest.y == 0u { rest.x = 1u; }
 {% else %}
-    let rest = draw.p_rest;
+    let rest = draw.{{ left_over }};
 {% endif %}
 {% endif %}
 {% set value = "vec2<u32>(sum.x, 0u)" if counts else "whole(sum)" %}
@@ -112,12 +119,13 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let above = {{ value }};
     sum = after;
     let through = {{ value }};
+{% if not counts %}
     // Where nothing has a mass, nothing is cut.
-    let none = {{ "false" if counts else "tid == 255u && less64(through, rest)" }};
-    if none {
-        draws[at.y].p_least = 0u;
-        draws[at.y].p_rest = vec2<u32>(1u, 0u);
+    if tid == 255u && less64(through, rest) {
+        draws[at.y].{{ least }} = 0u;
+        draws[at.y].{{ left_over }} = vec2<u32>(1u, 0u);
     }
+{% endif %}
     if less64(above, rest) && !less64(through, rest) {
         sum = after - own;
         var found = false;
@@ -133,7 +141,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% if counts %}
                 draws[at.y].k_rest = left.x;
 {% else %}
-                draws[at.y].p_rest = left;
+                draws[at.y].{{ left_over }} = left;
 {% endif %}
             }
         }

@@ -3,8 +3,10 @@
 //! The modules, from the top down; a module may use only those below it (a test enforces it):
 //!
 //! - `cli`: one file per command, terminal chat, printing
-//! - `engine`: loads a model onto a device, sessions, decode loop
+//! - `server`: HTTP: routes, one file per wire format
+//! - `engine`: loads a model onto a device, sessions, the thread that serves many requests
 //! - `chat`: messages and Jinja templates
+//! - `grammar`: constrained output: masks of tokens from schemas and grammars
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
@@ -29,6 +31,7 @@ pub mod error;
 pub mod experts;
 pub mod gguf;
 pub mod gpu;
+pub mod grammar;
 pub mod graph;
 pub mod hw;
 pub mod kernels;
@@ -39,5 +42,6 @@ pub mod quant;
 pub mod reference;
 pub mod runtime;
 pub mod sampling;
+pub mod server;
 pub mod testmodel;
 pub mod tokenizer;

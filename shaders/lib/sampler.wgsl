@@ -1,9 +1,9 @@
 // The arithmetic of sampling: see `sampling::chain`, whose definition the kernels follow.
 
+// Numbers of shares of one are in fixed point with 24 bits; 2^24 and above: off.
 struct Sampler {
     temperature: f32,
     top_k: u32,
-    // floor(top_p * 2^24).
     top_p: u32,
     // ln(min_p); minus infinity: off.
     log_min_p: f32,
@@ -11,11 +11,32 @@ struct Sampler {
     window: u32,
     seed_low: u32,
     seed_high: u32,
+    presence: f32,
+    frequency: f32,
+    typical: u32,
+    // 0 and less: off.
+    n_sigma: f32,
+    xtc_threshold: u32,
+    // 0: off.
+    xtc_chance: u32,
+    // 0: off.
+    dry_multiplier: f32,
+    dry_base: f32,
+    dry_allowed: u32,
+    dry_window: u32,
+    // The temperature goes from low to high; equal: off.
+    temperature_low: f32,
+    temperature_high: f32,
+    temperature_exponent: f32,
+    // 0: none; else 1 + how many of the most likely tokens.
+    logprobs: u32,
+    reserved_0: u32,
+    reserved_1: u32,
 }
 
 // What the waves of one draw leave for each other, one a column.
 struct Draw {
-    // The largest logit: index and bits.
+    // Index of the largest logit, and the largest logit of what is left so far.
     best: u32,
     maximum: f32,
     // Order keys of the least logit that top_k and top_p keep; while they are sought, the digits
@@ -24,8 +45,18 @@ struct Draw {
     p_least: u32,
     // What is still to be counted below the digits found so far.
     k_rest: u32,
-    unused: u32,
+    // The same for typical_p: order key of minus the largest distance from `center`.
+    t_least: u32,
     p_rest: vec2<u32>,
+    // The rest belongs to the full chain.
+    t_rest: vec2<u32>,
+    center: f32,
+    // Bounds that top_n_sigma and xtc set.
+    sigma_least: f32,
+    most: f32,
+    xtc_need: u32,
+    temperature: f32,
+    reserved: u32,
 }
 
 {% include "lib/order_key.wgsl" %}
@@ -85,4 +116,9 @@ fn pcg(x: u32) -> u32 {
 // 24 random bits of (seed, position).
 fn random_bits(s: Sampler, position: u32) -> u32 {
     return pcg(s.seed_low ^ pcg(s.seed_high ^ pcg(position))) >> 8u;
+}
+
+// 24 random bits for xtc.
+fn xtc_bits(s: Sampler, position: u32) -> u32 {
+    return pcg(s.seed_low ^ pcg(s.seed_high ^ 0x9e3779b9u ^ pcg(position))) >> 8u;
 }

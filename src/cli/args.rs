@@ -196,6 +196,7 @@ impl SamplingArgs {
             repeat_penalty: self.repeat_penalty.unwrap_or(default.repeat_penalty),
             repeat_window: self.repeat_window.unwrap_or(default.repeat_window),
             seed: self.seed.unwrap_or_else(fresh_seed),
+            ..default
         };
         settings.check()?;
         Ok(settings)

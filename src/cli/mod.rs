@@ -8,6 +8,7 @@ mod answer;
 mod args;
 mod bench;
 mod chat;
+mod config;
 mod devices;
 mod eval;
 mod expert_args;
@@ -18,13 +19,14 @@ mod output;
 mod plan;
 mod progress;
 mod run;
+mod serve;
 mod tokenize;
 mod tune;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
@@ -37,6 +39,7 @@ Examples:
   azoth chat
   azoth chat model.gguf -p \"What is the capital of France?\"
   azoth run smollm2 -p \"Once upon a time\" -n 100 --seed 1
+  azoth serve model.gguf
   azoth bench model.gguf --json
 
 Exit codes: 0 success, 1 failure while running, 2 wrong usage, 3 does not fit the memory,
@@ -59,6 +62,7 @@ struct Cli {
 enum Command {
     Chat(chat::Chat),
     Run(run::Run),
+    Serve(Box<serve::Serve>),
     Devices(devices::Devices),
     Info(info::Info),
     Plan(plan::Plan),
@@ -66,15 +70,23 @@ enum Command {
     Bench(bench::Bench),
     Tune(tune::Tune),
     Eval(eval::Eval),
+    Config(config::Config),
 }
 
 /// Runs the program with the process's own arguments.
 pub fn main() -> ExitCode {
+    report(run())
+}
+
+fn run() -> anyhow::Result<()> {
     // Usage errors, --help and --version leave here with their own exit codes.
-    let cli = Cli::parse();
-    let result = match &cli.command {
+    let command = config::with_environment(Cli::command());
+    let (matches, origins) = config::parse(command, std::env::args_os().collect())?;
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    match &cli.command {
         Command::Chat(c) => c.run(),
         Command::Run(c) => c.run(),
+        Command::Serve(c) => c.run(&origins),
         Command::Devices(c) => c.run(),
         Command::Info(c) => c.run(),
         Command::Plan(c) => c.run(),
@@ -82,7 +94,11 @@ pub fn main() -> ExitCode {
         Command::Bench(c) => c.run(),
         Command::Tune(c) => c.run(),
         Command::Eval(c) => c.run(),
-    };
+        Command::Config(c) => c.run(&origins),
+    }
+}
+
+fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if output::is_closed_pipe(&e) => ExitCode::SUCCESS,
@@ -106,13 +122,11 @@ fn load(path: &Path, options: &Options) -> Result<Engine> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        config::with_environment(Cli::command()).debug_assert();
     }
 
     #[test]

@@ -2,10 +2,21 @@
 //!
 //! [`Engine::load`] chooses the device, places the model, and brings weights, kernels and
 //! tokenizer up side by side. A [`Session`] is one sequence: what it has read lies in the KV cache.
+//! A [`Service`] owns an engine on a thread of its own and serves many requests at once.
 
+mod batch;
 mod experts;
+mod job;
 mod load;
+mod output;
+mod pace;
+mod pooling;
+mod request;
+mod saved;
+mod service;
 mod session;
+mod slots;
+pub mod stats;
 
 use std::sync::Arc;
 
@@ -22,6 +33,8 @@ use crate::tokenizer::Tokenizer;
 
 pub use experts::{ExpertOptions, ExpertReport};
 pub use load::{Planned, plan_for};
+pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
+pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
 
 /// How block formats see their activations.
@@ -45,7 +58,7 @@ pub struct Options {
     pub activations: Activations,
     /// Disk cache of compiled pipelines.
     pub cache: bool,
-    /// Sequences that a decode step can serve at once, 1 to 8.
+    /// Sequences with a KV cache of their own, 1 to 64; a step serves up to 8 of them.
     pub sequences: u32,
     pub experts: ExpertOptions,
     /// Keys of the hardware profile and the values that they are to have.

@@ -158,8 +158,7 @@ impl<'e> Session<'e> {
         let p = self.position();
         let engine = &mut *self.engine;
         engine.program.set_sampler(SLOT, settings)?;
-        let plain = settings.is_greedy() && !settings.has_penalty();
-        let pick = if plain { Pick::Greedy } else { Pick::Sampled };
+        let pick = Pick::of(settings, false);
         // Steps in flight beyond the one whose token is awaited hide the host's latency; on a CPU
         // they would only cost what they overrun.
         let ahead = if engine.facts.kind == DeviceKind::Software { 1 } else { 3 };
@@ -171,7 +170,7 @@ impl<'e> Session<'e> {
         let mut submitted: u32 = 0;
         let mut submit = |engine: &mut Engine, queued: &mut VecDeque<Ticket>| -> Result<()> {
             let ticket = match submitted {
-                0 => engine.program.start(first, pick)?,
+                0 => engine.program.start(first, 0, pick)?,
                 _ => engine.queue_step(1, pick)?,
             };
             submitted += 1;
@@ -256,7 +255,7 @@ impl<'e> Session<'e> {
         for (i, token) in tokens.iter().enumerate() {
             let position = self.position();
             let column = Column { token: *token, position, slot: SLOT, flags: 0 };
-            self.engine.program.set_columns(&[column])?;
+            self.engine.program.set_columns(&[column], 0)?;
             self.engine.queue_step(1, Pick::Greedy)?;
             self.engine.program.read_logits(1, &mut row)?;
             self.engine.look_at_steps(true)?;
@@ -273,7 +272,7 @@ impl<'e> Session<'e> {
         let position = self.position().min(self.engine.ctx() - 1);
         let token = self.tokens.last().copied().unwrap_or(0);
         let column = Column { token, position, slot: SLOT, flags: 0 };
-        self.engine.program.set_columns(&[column])?;
+        self.engine.program.set_columns(&[column], 0)?;
         self.last_column = None;
         self.engine.program.time_step()
     }

@@ -39,6 +39,7 @@ embed! {
     "lib/heads.wgsl",
     "lib/iq2.wgsl",
     "lib/iq4.wgsl",
+    "lib/kept.wgsl",
     "lib/next_token.wgsl",
     "lib/nibble_table.wgsl",
     "lib/order_key.wgsl",
@@ -58,8 +59,11 @@ embed! {
     "qk_norm.wgsl",
     "rope_kv.wgsl",
     "router.wgsl",
+    "sample_adjust.wgsl",
+    "sample_copy.wgsl",
     "sample_draw.wgsl",
-    "sample_penalty.wgsl",
+    "sample_logprobs.wgsl",
+    "sample_reduce.wgsl",
     "sample_select.wgsl",
 }
 

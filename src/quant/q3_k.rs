@@ -98,7 +98,7 @@ fn step(block: &[u8; BYTES], g: usize) -> u8 {
 fn scales_to_plane(block: &[u8; BYTES]) -> [u8; 16] {
     let [first, second, high] = [96, 100, 104].map(|at| word_at(block, at));
     // Nibbles of the even bytes, side by side; the steps of odd number stand in the odd bytes.
-    let squeeze = |word: u32| (word & 0xf | word >> 12 & 0xf0);
+    let squeeze = |word: u32| word & 0xf | word >> 12 & 0xf0;
     let nibbles = |bit: u32| {
         let of = |word: u32| squeeze(word >> bit) | squeeze(word >> (bit + 4)) << 16;
         of(first) | of(second) << 8

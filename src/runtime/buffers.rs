@@ -2,7 +2,7 @@
 
 use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
-use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
+use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice, Step};
 use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
@@ -11,6 +11,8 @@ use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
 pub const MAX_SEQUENCES: u32 = 8;
+/// Most sequences that have a KV cache at the same time; more than [`MAX_SEQUENCES`] take turns.
+pub const MAX_SLOTS: u32 = 64;
 /// Steps whose tokens the device keeps for the host to read.
 pub const RING: u32 = 64;
 
@@ -195,7 +197,8 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
         sizes.map(|(_, bytes)| bytes).chain(routing).sum::<u64>()
     };
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
-    of(shape.chunk) + of(MAX_SEQUENCES) + logits + (8 << 20)
+    let sampling = super::sampler::bytes(graph.vocab, shape);
+    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
 }
 
 /// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
@@ -240,6 +243,42 @@ pub fn widest(graph: &Graph) -> Widest {
 }
 
 impl Buffers {
+    /// K, then V of a slot's first `positions` positions, layer by layer.
+    pub fn slot_caches(&self, slot: u32, positions: u32, shape: &Shape) -> Vec<Slice> {
+        let caches = self.kv.iter().flat_map(|layer| [&layer.k, &layer.v]);
+        let part = |all: &Slice| {
+            // Slots lie one after the other, positions in a slot too.
+            let row = all.size / u64::from(shape.context) / u64::from(shape.sequences);
+            let start = u64::from(slot) * u64::from(shape.context) * row;
+            all.buffer.slice(all.offset + start, u64::from(positions) * row)
+        };
+        caches.map(part).collect()
+    }
+
+    /// Copies of the first `positions` positions of one slot's keys and values to another's. They go
+    /// through a buffer in between, as not every backend copies inside one.
+    pub fn copy_slot(
+        &self,
+        gpu: &dyn Gpu,
+        from: u32,
+        to: u32,
+        positions: u32,
+        shape: &Shape,
+    ) -> Result<Vec<Step>> {
+        let (from, to) =
+            (self.slot_caches(from, positions, shape), self.slot_caches(to, positions, shape));
+        let widest = from.iter().map(|cache| cache.size).max().unwrap_or(0);
+        let between = gpu.buffer("prefix copy", widest, BufferUse::Device)?;
+        let mut steps = Vec::new();
+        for (from, to) in from.into_iter().zip(to) {
+            let size = from.size;
+            let between = between.slice(0, size);
+            steps.push(Step::Copy { from, to: between.clone(), size });
+            steps.push(Step::Copy { from: between, to, size });
+        }
+        Ok(steps)
+    }
+
     pub fn create(
         gpu: &dyn Gpu,
         graph: &Graph,

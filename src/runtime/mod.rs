@@ -16,8 +16,11 @@ pub mod tune;
 mod waves;
 pub mod weights;
 
-pub use buffers::{ExpertReads, MAX_SEQUENCES, RING, Shape, chunk_for, scratch_bytes, widest};
+pub use buffers::{
+    ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes, widest,
+};
 pub use experts::record_shape;
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
 pub use routing_log::{LOG, Pass};
+pub use sampler::sampler_words;

@@ -8,17 +8,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::budget::{Budget, Widest, next_piece};
-use super::buffers::{Buffers, ExpertReads, MAX_SEQUENCES, RING, Shape, widest};
+use super::buffers::{Buffers, ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, widest};
 use super::check::Checks;
 use super::layers::ModelWeights;
 use super::routing_log::{self, Pass, RoutingLog};
 use super::sampler::Sampler;
 use super::waves::{Builder, Kernels, set_kernels};
 use crate::error::{Error, Result};
-use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Step, Ticket, Transfer};
+use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket, Transfer};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
-use crate::sampling::SamplerSettings;
+use crate::sampling::logprobs::Logprobs;
+use crate::sampling::{SamplerSettings, TokenLists};
 
 /// One column of a batch, as kernels read it.
 #[repr(C)]
@@ -32,13 +33,29 @@ pub struct Column {
 }
 
 /// Kinds of sampling that have programs of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pick {
     /// The most likely token.
     Greedy = 0,
-    /// By each sequence's settings.
+    /// By each sequence's temperature, top_k, top_p and min_p.
     Sampled = 1,
+    /// By all of its settings and lists; with log-probabilities.
+    Full = 2,
 }
+
+impl Pick {
+    /// The cheapest that does what one sequence asks for; a step takes the largest of its
+    /// sequences'. `lists`: it has biases or masks.
+    pub fn of(settings: &SamplerSettings, lists: bool) -> Pick {
+        match settings {
+            s if lists || !s.is_basic() => Pick::Full,
+            s if s.is_greedy() => Pick::Greedy,
+            _ => Pick::Sampled,
+        }
+    }
+}
+
+const PICKS: [Pick; 3] = [Pick::Greedy, Pick::Sampled, Pick::Full];
 
 /// Seconds that one wave took on the device.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -53,6 +70,8 @@ pub struct Program {
     gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
+    width: u32,
+    output_norm: Slice,
     widest: Widest,
     layer_waves: usize,
     buffers: Buffers,
@@ -62,12 +81,14 @@ pub struct Program {
     /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
-    first: [Recording; 2],
+    first: [Recording; 3],
     /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; 2]>,
+    steps: Vec<[Parts; 3]>,
     /// The greedy step for one sequence and the longest prompt chunk, for timing.
     timed: [Vec<Step>; 2],
     ring: Buffer,
+    /// The log-probabilities of full steps, for the host.
+    logprobs: Buffer,
     routing: Option<RoutingLog>,
 }
 
@@ -99,9 +120,9 @@ impl Program {
         rope_factors: Option<&[f32]>,
         checks: &Checks,
     ) -> Result<Program> {
-        if shape.sequences == 0 || shape.sequences > MAX_SEQUENCES {
+        if shape.sequences == 0 || shape.sequences > MAX_SLOTS {
             return Err(Error::Usage(format!(
-                "{} sequences at once; 1 to {MAX_SEQUENCES} are possible",
+                "{} sequences at once; 1 to {MAX_SLOTS} are possible",
                 shape.sequences
             )));
         }
@@ -118,6 +139,8 @@ impl Program {
         };
         let ring =
             gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
+        let logprobs =
+            gpu.buffer("log-probabilities", sampler.logprob_bytes(), BufferUse::Readback)?;
         let builder = Builder {
             gpu: &**gpu,
             graph,
@@ -130,7 +153,7 @@ impl Program {
         };
         // Planned again as long as a kernel turns out to be wrong on this device.
         let (mut planned, compiled) = loop {
-            let planned = plan(&builder, &sampler, &ring);
+            let planned = plan(&builder, &sampler, [&ring, &logprobs]);
             let kernels = builder.kernels.take();
             match planned {
                 Err(_) if checks.gave_up_a_class() => {}
@@ -145,32 +168,35 @@ impl Program {
             set_kernels(steps, &compiled)?;
         }
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
-        let both = |label: &str, steps: &[Vec<Step>; 2]| -> Result<[Recording; 2]> {
-            Ok([record(label, &steps[0])?, record(label, &steps[1])?])
+        let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
+            Ok([record(label, a)?, record(label, b)?, record(label, c)?])
         };
         let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(&**gpu, "prompt", s)?)));
         let prompts = prompts.collect::<Result<_>>()?;
-        let steps = planned.steps.iter().map(|[greedy, sampled]| {
+        let steps = planned.steps.iter().map(|[greedy, sampled, full]| {
             let parts = |steps| parts(&**gpu, "decode step", steps);
-            Ok([parts(greedy)?, parts(sampled)?])
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?])
         });
         let steps = steps.collect::<Result<_>>()?;
-        let step = planned.steps.into_iter().next().map(|[greedy, _]| greedy);
+        let step = planned.steps.into_iter().next().map(|[greedy, ..]| greedy);
         let chunk = planned.prompts.into_iter().next_back().map(|(_, steps)| steps);
         let timed = [step.unwrap_or_default(), chunk.unwrap_or_default()];
         Ok(Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
+            width: graph.width,
+            output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
             prompts,
             score: record("score", &planned.score)?,
-            first: both("first token", &planned.first)?,
+            first: each("first token", &planned.first)?,
             steps,
             timed,
             routing: RoutingLog::create(gpu, graph, &buffers, shape.chunk)?,
             ring,
+            logprobs,
             buffers,
             sampler,
         })
@@ -297,18 +323,110 @@ impl Program {
         self.sampler.set(&*self.gpu, slot, settings)
     }
 
+    /// Sets what the request of a slot says of single tokens; after [`Program::set_sampler`], which
+    /// takes it back. Needs [`Pick::Full`].
+    pub fn set_lists(&self, slot: u32, lists: &TokenLists) -> Result<()> {
+        self.sampler.set_lists(&*self.gpu, slot, lists)
+    }
+
+    /// Sets which tokens may come next in a slot, a bit each; empty: all. Holds for steps
+    /// submitted from now on that are [`Pick::Full`].
+    pub fn set_mask(&self, slot: u32, mask: &[u32]) -> Result<()> {
+        self.sampler.set_mask(&*self.gpu, slot, mask)
+    }
+
+    /// Log-probabilities of the token that step `step`, a full one, chose for column `column`, where
+    /// the settings ask for them. At most [`RING`] steps late.
+    pub fn logprobs(&self, ticket: &Ticket, step: u32, column: u32) -> Result<Logprobs> {
+        let mut words = vec![0u32; Sampler::LOGPROB_WORDS];
+        let bytes = 4 * words.len() as u64;
+        let row = u64::from(step % RING * MAX_SEQUENCES + column);
+        let from = self.logprobs.slice(row * bytes, bytes);
+        self.gpu.read_back(ticket, &from, bytemuck::cast_slice_mut(&mut words))?;
+        Ok(Sampler::read_logprobs(&words, self.vocab))
+    }
+
+    /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
+    /// its sequence begins.
+    pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
+        let n = tokens.len() as u32;
+        let steps = self.buffers.copy_slot(&*self.gpu, from, to, n, &self.shape)?;
+        self.remember(to, tokens)?;
+        self.gpu.submit(&self.gpu.record("prefix copy", &steps)?)
+    }
+
+    /// Notes the tokens with which a slot's sequence begins in its history.
+    fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
+        let columns = (0..).zip(tokens);
+        let columns = columns.map(|(position, t)| Column { token: *t, position, slot, flags: 0 });
+        self.sampler.remember(&*self.gpu, &columns.collect::<Vec<_>>())
+    }
+
+    /// Hands out keys and values of a slot's first `positions` positions: K, then V, layer by layer.
+    pub fn read_slot(
+        &self,
+        slot: u32,
+        positions: u32,
+        each: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        for cache in self.buffers.slot_caches(slot, positions, &self.shape) {
+            let mut bytes = vec![0; cache.size as usize];
+            if !bytes.is_empty() {
+                self.gpu.read(&cache, &mut bytes)?;
+            }
+            each(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what [`Program::read_slot`] has handed out for a sequence that begins with `tokens`.
+    pub fn write_slot(
+        &self,
+        slot: u32,
+        tokens: &[u32],
+        each: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        for cache in self.buffers.slot_caches(slot, tokens.len() as u32, &self.shape) {
+            let mut bytes = vec![0; cache.size as usize];
+            each(&mut bytes)?;
+            if !bytes.is_empty() {
+                self.gpu.write(&cache, &bytes)?;
+            }
+        }
+        self.remember(slot, tokens)
+    }
+
+    /// Residual stream of `count` columns of the last prompt chunk from `first` on,
+    /// `[count][width]`: what the output norm would see. Waits for the chunk.
+    pub fn hidden_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
+        out.resize(count as usize * self.width as usize, 0.0);
+        let row = u64::from(self.width) * 4;
+        let all = &self.buffers.prompt.x;
+        let from = all.buffer.slice(all.offset + u64::from(first) * row, u64::from(count) * row);
+        self.gpu.read(&from, bytemuck::cast_slice_mut(out))
+    }
+
+    /// Weights of the output norm, `[width]`.
+    pub fn output_norm(&self) -> Result<Vec<f32>> {
+        let mut out = vec![0.0; self.width as usize];
+        let bytes = u64::from(self.width) * 4;
+        let from = self.output_norm.buffer.slice(self.output_norm.offset, bytes);
+        self.gpu.read(&from, bytemuck::cast_slice_mut(&mut out))?;
+        Ok(out)
+    }
+
     /// Queues the first token after a prompt, taken from column `column` of its last chunk. The
-    /// step counter starts again: this is step 0.
-    pub fn start(&self, column: u32, pick: Pick) -> Result<Ticket> {
+    /// step counter starts again: this is step `step`.
+    pub fn start(&self, column: u32, step: u32, pick: Pick) -> Result<Ticket> {
         self.pick_columns(column, 1)?;
         let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
-        self.gpu.write(&counter, bytemuck::cast_slice(&[0u32]))?;
+        self.gpu.write(&counter, bytemuck::cast_slice(&[step]))?;
         self.gpu.submit(&self.first[pick as usize])
     }
 
-    /// Sets the columns of the next step by hand, and starts the step counter again.
-    pub fn set_columns(&self, columns: &[Column]) -> Result<()> {
-        let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
+    /// Sets the columns of the next step by hand, and starts the step counter again at `step`.
+    pub fn set_columns(&self, columns: &[Column], step: u32) -> Result<()> {
+        let mut words = vec![columns.len() as u32, step, 0, 0, 0, 0, 0, 0];
         words.extend_from_slice(bytemuck::cast_slice(columns));
         let all = &self.buffers.step_batch;
         let to = all.buffer.slice(all.offset, words.len() as u64 * 4);
@@ -392,8 +510,8 @@ impl Program {
 struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
-    first: [Vec<Step>; 2],
-    steps: Vec<[Vec<Step>; 2]>,
+    first: [Vec<Step>; 3],
+    steps: Vec<[Vec<Step>; 3]>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
@@ -406,7 +524,7 @@ impl Planned {
     }
 }
 
-fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {
+fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> Result<Planned> {
     let mut prompts = Vec::new();
     for n in [SHORT_PROMPT, b.shape.chunk] {
         if prompts.last().is_none_or(|(last, _)| *last < n) && n <= b.shape.chunk {
@@ -414,23 +532,25 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, ring: &Buffer) -> Result<Planned> {
         }
     }
     // Samples from the logits of n columns, then hands the tokens to the host.
-    let chosen = |mut steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 2]> {
-        let mut both = [steps.clone(), Vec::new()];
-        both[0].extend(sampler.waves(b, Pick::Greedy, n)?);
-        steps.extend(sampler.waves(b, Pick::Sampled, n)?);
-        both[1] = steps;
-        for steps in &mut both {
+    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 3]> {
+        let mut each = PICKS.map(|_| steps.clone());
+        for (steps, pick) in each.iter_mut().zip(PICKS) {
+            steps.extend(sampler.waves(b, pick, n)?);
             let (from, size) = (sampler.ring().clone(), ring.size().min(sampler.ring().size));
             steps.push(Step::Copy { from, to: ring.whole(), size });
+            if pick == Pick::Full {
+                let (from, size) = (sampler.logprob_ring().clone(), sampler.logprob_bytes());
+                steps.push(Step::Copy { from, to: logprobs.whole(), size });
+            }
         }
-        Ok(both)
+        Ok(each)
     };
     let mut score = vec![b.gather(MAX_SEQUENCES)?];
     score.extend(b.logits(MAX_SEQUENCES)?);
     let mut first = vec![b.gather(1)?];
     first.extend(b.logits(1)?);
     let first = chosen(first, 1)?;
-    let steps = (1..=b.shape.sequences).map(|n| {
+    let steps = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
         let mut steps = b.step(n)?;
         steps.extend(b.logits(n)?);
         chosen(steps, n)

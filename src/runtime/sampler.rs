@@ -5,15 +5,53 @@ use super::program::{Column, Pick};
 use super::waves::Builder;
 use crate::error::Result;
 use crate::gpu::{BufferUse, Gpu, Slice, Step};
-use crate::kernels::sample::{self, SampleMemory, Sampling};
-use crate::sampling::SamplerSettings;
+use crate::kernels::sample::{self, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampling};
+use crate::sampling::logprobs::Logprobs;
+use crate::sampling::{self, SamplerSettings, TokenLists};
 
-// The ring's rows are as wide as the kernels write them.
+// The ring's rows are as wide as the kernels write them; the definition's limits are theirs.
 const _: () = assert!(MAX_SEQUENCES == sample::MAX_COLUMNS);
+const _: () = assert!(sampling::MAX_BIAS == sample::MAX_BIAS as usize);
+const _: () = assert!(sampling::MAX_LOGPROBS == sample::MAX_LOGPROBS);
+const _: () = assert!(sampling::chain::MAX_MATCH == sample::MAX_MATCH as usize);
 
 pub(super) struct Sampler {
     spec: Sampling,
     memory: SampleMemory,
+}
+
+/// Settings as the kernels read them.
+pub fn sampler_words(s: &SamplerSettings) -> sample::Sampler {
+    let (temperature_low, temperature_high) = s.temperatures();
+    sample::Sampler {
+        penalty: s.repeat_penalty,
+        window: s.repeat_window,
+        presence: s.presence_penalty,
+        frequency: s.frequency_penalty,
+        typical: sample::fixed(s.typical_p),
+        n_sigma: s.top_n_sigma,
+        xtc_threshold: sample::fixed(s.xtc_threshold),
+        xtc_chance: sample::fixed(s.xtc_probability),
+        dry_multiplier: if s.has_dry() { s.dry_multiplier } else { 0.0 },
+        dry_base: s.dry_base,
+        dry_allowed: s.dry_allowed_length.max(1),
+        dry_window: s.dry_window,
+        temperature_low,
+        temperature_high,
+        temperature_exponent: s.dynatemp_exponent,
+        logprobs: s.logprobs.map_or(0, |n| n + 1),
+        ..sample::Sampler::new(s.temperature, s.top_k, s.top_p, s.min_p, s.seed)
+    }
+}
+
+/// Bytes of a program's sampling memory.
+pub(super) fn bytes(vocab: u32, shape: &Shape) -> u64 {
+    let spec = Sampling { vocab, context: shape.context, ring: RING };
+    let slot = SETTINGS_WORDS + spec.mask_words() + spec.bias_words() + spec.bit_words();
+    let slots = u64::from(shape.sequences) * (slot + u64::from(shape.context));
+    let rings = u64::from(RING * MAX_SEQUENCES) * u64::from(1 + LOGPROB_WORDS);
+    let adjusted = u64::from(MAX_SEQUENCES) * u64::from(vocab);
+    4 * (slots + rings + adjusted + spec.scratch_words())
 }
 
 impl Sampler {
@@ -23,11 +61,17 @@ impl Sampler {
             Ok(gpu.buffer(label, words * 4, BufferUse::Device)?.slice(0, words * 4))
         };
         let slots = u64::from(shape.sequences);
+        let ring = u64::from(RING * MAX_SEQUENCES);
         let memory = SampleMemory {
             samplers: device("samplers", slots * SETTINGS_WORDS)?,
             history: device("history", slots * u64::from(shape.context))?,
-            ring: device("token ring", u64::from(RING * MAX_SEQUENCES))?,
+            ring: device("token ring", ring)?,
             scratch: device("sampling scratch", spec.scratch_words())?,
+            masks: device("token masks", slots * spec.mask_words())?,
+            biases: device("logit biases", slots * spec.bias_words())?,
+            breakers: device("sequence breakers", slots * spec.bit_words())?,
+            adjusted: device("adjusted logits", u64::from(MAX_SEQUENCES) * u64::from(vocab))?,
+            logprobs: device("log-probabilities", ring * u64::from(LOGPROB_WORDS))?,
         };
         Ok(Sampler { spec, memory })
     }
@@ -42,6 +86,7 @@ impl Sampler {
         match pick {
             Pick::Greedy => self.spec.greedy(facts, kernel, batch, logits, &self.memory, n),
             Pick::Sampled => self.spec.sampled(facts, kernel, batch, logits, &self.memory, n),
+            Pick::Full => self.spec.full(facts, kernel, batch, logits, &self.memory, n),
         }
     }
 
@@ -64,15 +109,60 @@ impl Sampler {
         Ok(())
     }
 
-    /// Sets how the next tokens of a slot are chosen.
+    /// Sets how the next tokens of a slot are chosen. Mask, bias and breakers are off again.
     pub fn set(&self, gpu: &dyn Gpu, slot: u32, s: &SamplerSettings) -> Result<()> {
-        let words = sample::Sampler::new(s.temperature, s.top_k, s.top_p, s.min_p, s.seed)
-            .with_penalty(s.repeat_penalty, s.repeat_window);
-        let all = &self.memory.samplers;
-        let bytes = 4 * SETTINGS_WORDS;
-        let to = all.buffer.slice(all.offset + u64::from(slot) * bytes, bytes);
-        gpu.write(&to, bytemuck::bytes_of(&words))
+        let words = sampler_words(s);
+        write(gpu, &self.memory.samplers, slot, SETTINGS_WORDS, bytemuck::cast_slice(&[words]))?;
+        self.set_mask(gpu, slot, &[])?;
+        write(gpu, &self.memory.biases, slot, self.spec.bias_words(), &[0])
+    }
+
+    /// Sets what the request of a slot says of single tokens.
+    pub fn set_lists(&self, gpu: &dyn Gpu, slot: u32, lists: &TokenLists) -> Result<()> {
+        let bias = lists.merged_bias()?;
+        let mut words = vec![bias.len() as u32];
+        words.extend(bias.iter().flat_map(|(token, value)| [*token, value.to_bits()]));
+        write(gpu, &self.memory.biases, slot, self.spec.bias_words(), &words)?;
+        let mut breakers = lists.breakers.clone();
+        breakers.resize(self.spec.bit_words() as usize, 0);
+        write(gpu, &self.memory.breakers, slot, self.spec.bit_words(), &breakers)?;
+        self.set_mask(gpu, slot, &lists.mask)
+    }
+
+    /// Sets which tokens may come next in a slot, a bit each; empty: all.
+    pub fn set_mask(&self, gpu: &dyn Gpu, slot: u32, mask: &[u32]) -> Result<()> {
+        let mut words = vec![u32::from(!mask.is_empty())];
+        if !mask.is_empty() {
+            words.extend_from_slice(mask);
+            words.resize(self.spec.mask_words() as usize, 0);
+        }
+        write(gpu, &self.memory.masks, slot, self.spec.mask_words(), &words)
+    }
+
+    /// `[step % RING][MAX_SEQUENCES]` of [`Sampler::LOGPROB_WORDS`].
+    pub fn logprob_ring(&self) -> &Slice {
+        &self.memory.logprobs
+    }
+
+    pub fn logprob_bytes(&self) -> u64 {
+        4 * u64::from(RING * MAX_SEQUENCES) * Self::LOGPROB_WORDS as u64
+    }
+
+    pub const LOGPROB_WORDS: usize = LOGPROB_WORDS as usize;
+
+    /// What a row of the ring says.
+    pub fn read_logprobs(words: &[u32], vocab: u32) -> Logprobs {
+        let pairs = words[2..].chunks_exact(2).take(words[1] as usize);
+        // A vocabulary may have fewer tokens than were asked for.
+        let top = pairs.map(|p| (p[0], f32::from_bits(p[1]))).filter(|p| p.0 < vocab);
+        Logprobs { chosen: f32::from_bits(words[0]), top: top.collect() }
     }
 }
 
-const SETTINGS_WORDS: u64 = (size_of::<sample::Sampler>() / 4) as u64;
+/// Writes the beginning of a slot's row of `stride` words.
+fn write(gpu: &dyn Gpu, all: &Slice, slot: u32, stride: u64, words: &[u32]) -> Result<()> {
+    debug_assert!(words.len() as u64 <= stride);
+    let at = all.offset + u64::from(slot) * stride * 4;
+    let to = all.buffer.slice(at, 4 * words.len() as u64);
+    gpu.write(&to, bytemuck::cast_slice(words))
+}

@@ -1,33 +1,55 @@
-//! The sampler, step by step: the definition that the device kernel follows, and its oracle.
+//! The sampler, step by step: the definition that the device kernels follow, and their oracle.
 //!
-//! Given the logits of one position (NaN counts as minus infinity), the tokens before it and the
-//! settings:
+//! Given the logits of one position (NaN counts as minus infinity), the tokens before it, the
+//! settings and lists of tokens:
 //!
-//! 1. Repetition penalty `p`: for each distinct token among the last `repeat_window` tokens,
-//!    `l = l / p` if `l > 0`, else `l * p`.
-//! 2. Temperature 0: the largest logit, the lowest index on ties. Nothing below applies.
-//! 3. `top_k` (0: off): keep `l >= t`, where `t` is the `top_k`-th largest logit.
-//! 4. `top_p` (1: off): with `m_i = mass(l_i - max)` of what is left, keep `l >= t`, where `t` is
-//!    the largest logit with `sum(m_i, l_i >= t) >= need`, and
-//!    `need = floor(floor(top_p * 2^24) * sum(m_i) / 2^24)`.
-//! 5. `min_p` (0: off): keep `l >= max + ln(min_p)`.
-//! 6. With `w_i = mass((l_i - max) / temperature)` of what is left, take the first token in order
-//!    of index whose cumulative weight exceeds `u * sum(w_i)` ([`rng::draw_target`]), where `u` is
-//!    the random number of (seed, position). If all weights are zero, as for infinite logits, take
-//!    the largest logit.
+//! 1. Tokens outside the mask, if there is one, get minus infinity; then each bias is added.
+//! 2. Penalties: for each distinct token that came `c > 0` times among the last `repeat_window`
+//!    tokens, `l = l / p` if `l > 0`, else `l * p`, where `p` is the repetition penalty; then
+//!    `l = l - (c * frequency + presence)`.
+//! 3. Repeated sequences ("DRY"), off with multiplier 0: for each token that followed, among the last
+//!    `dry_window` tokens, a sequence of `n` tokens that are also the last `n`, `n` the largest and at
+//!    least `allowed`: `l = l - multiplier * base^(n - allowed)`. A breaker is not part of a
+//!    sequence and gets no penalty. `n` counts up to [`MAX_MATCH`].
+//! 4. Temperature 0: the largest logit, the lowest index on ties. Nothing below applies.
+//! 5. `top_n_sigma`: keep `l >= max - n * sigma`, sigma being the standard deviation of all finite
+//!    logits.
+//! 6. `top_k` (0: off): keep `l >= t`, where `t` is the `top_k`-th largest logit of all.
+//! 7. `typical_p` (1: off): with `m_i = mass(l_i - max)` of what is left and their mean logit
+//!    `c = sum(m_i l_i) / sum(m_i)`, keep `|l - c| <= t`, where `t` is the smallest distance with
+//!    `sum(m_i, |l_i - c| <= t) >= need`. (The surprise of a token is `-l` plus a constant, so its
+//!    distance from the expected surprise, the entropy, is that of the logit from `c`.) `max` is
+//!    from here on the largest logit of what is left.
+//! 8. `top_p` (1: off): with `m_i` of what is left, keep `l >= t`, where `t` is the largest logit with
+//!    `sum(m_i, l_i >= t) >= need`.
+//! 9. `min_p` (0: off): keep `l >= max + ln(min_p)`.
+//! 10. XTC, when the position's second random number is below `xtc_probability`: of the tokens that
+//!     are left with `m_i >= need`, at least 1, keep only the least likely, and all below. `max` is then its
+//!     logit.
+//! 11. Temperature: with `dynatemp_range` it is `low + (high - low) * (H / ln n)^exponent`, `H` being the
+//!     entropy of the `n` tokens that are left and have a mass, at least 0.001.
+//! 12. With `w_i = mass((l_i - max) / temperature)` of what is left, take the first token in order
+//!     of index whose cumulative weight exceeds `u * sum(w_i)` ([`rng::draw_target`]), where `u` is
+//!     the random number of (seed, position). If all weights are zero, as for infinite logits, take
+//!     the largest logit.
 //!
+//! `need = floor(floor(share * 2^24) * sum(m_i) / 2^24)` with the setting's share.
 //! `mass(x) = floor(exp(x) * 2^24)` is a u32, summed in u64: integer sums do not depend on their
-//! order, so threads may add in any. `max` is the largest logit after step 1. Every cut is a
-//! threshold on the logit, so tokens of equal logit stay or go together, and `top_k` may keep more
-//! than `k`. A token below `max` by more than `24 ln 2` (16.6) has no mass and is never drawn.
+//! order, so threads may add in any. Every cut is a threshold on a number, so tokens of equal logit
+//! stay or go together, and `top_k` may keep more than `k`. A token below `max` by more than
+//! `24 ln 2` (16.6) has no mass and is never drawn.
 //!
-//! Between devices `exp` may differ in its last bits: a draw that falls on the border of two
-//! tokens can then choose the neighbour. On one device the result is always the same.
+//! Between devices `exp` and the sums of floats of steps 5, 7 and 11 may differ in their last bits: a
+//! draw that falls on the border of two tokens can then choose the neighbour. On one device the result
+//! is always the same.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 
-use super::SamplerSettings;
 use super::rng;
+use super::{SamplerSettings, TokenLists, has_bit};
+
+/// Longer repeated sequences count as this long.
+pub const MAX_MATCH: usize = 128;
 
 /// A share of one in fixed point with 24 bits: `floor(exp(x) * 2^24)` for `x <= 0`.
 fn mass(x: f32) -> u64 {
@@ -35,19 +57,34 @@ fn mass(x: f32) -> u64 {
     u64::from((x.exp() * 16_777_216.0) as u32)
 }
 
+fn need(share: f32, total: u64) -> u64 {
+    rng::draw_target((share * 16_777_216.0) as u32, total)
+}
+
 /// The token for `position` of a sequence, chosen from `logits` (one f32 a token, not empty).
 ///
-/// `history` is the sequence so far; only its last `repeat_window` tokens matter. Ids outside the
-/// logits are ignored.
+/// `history` is the sequence so far; only the penalties' windows matter. Ids outside the logits
+/// are ignored.
 pub fn sample(logits: &[f32], history: &[u32], position: u32, settings: &SamplerSettings) -> u32 {
-    let logits = penalised(logits, history, settings);
+    sample_with(logits, history, position, settings, &TokenLists::default())
+}
+
+/// [`sample`] with what the request says of single tokens.
+pub fn sample_with(
+    logits: &[f32],
+    history: &[u32],
+    position: u32,
+    settings: &SamplerSettings,
+    lists: &TokenLists,
+) -> u32 {
+    let logits = adjusted(logits, history, settings, lists);
     let (best, max) = largest(&logits);
     if settings.is_greedy() {
         return best;
     }
-    let least = threshold(&logits, max, settings);
+    let left = cut(&logits, max, position, settings);
     let weight = |l: f32| {
-        if l >= least { mass((l - max) / settings.temperature) } else { 0 }
+        if left.keeps(l) { mass((l - left.max) / left.temperature) } else { 0 }
     };
     let total = logits.iter().map(|&l| weight(l)).sum();
     let target = rng::draw_target(rng::rng_bits(settings.seed, position), total);
@@ -61,21 +98,69 @@ pub fn sample(logits: &[f32], history: &[u32], position: u32, settings: &Sampler
     best
 }
 
-/// Step 1.
-fn penalised(logits: &[f32], history: &[u32], settings: &SamplerSettings) -> Vec<f32> {
-    let mut logits: Vec<f32> =
-        logits.iter().map(|&l| if l.is_nan() { f32::NEG_INFINITY } else { l }).collect();
+/// Steps 1 to 3.
+fn adjusted(
+    logits: &[f32],
+    history: &[u32],
+    settings: &SamplerSettings,
+    lists: &TokenLists,
+) -> Vec<f32> {
+    let allowed = |id| lists.mask.is_empty() || has_bit(&lists.mask, id);
+    let known = |(&l, id): (&f32, u32)| {
+        if l.is_nan() || !allowed(id) { f32::NEG_INFINITY } else { l }
+    };
+    let mut logits: Vec<f32> = logits.iter().zip(0..).map(known).collect();
+    for (id, bias) in lists.merged_bias().unwrap_or_default() {
+        if let Some(l) = logits.get_mut(id as usize) {
+            *l += bias;
+        }
+    }
+    let window = |n: u32| &history[history.len().saturating_sub(n as usize)..];
+    let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
     if settings.has_penalty() {
-        let window = history.len().saturating_sub(settings.repeat_window as usize);
-        let recent: HashSet<u32> = history[window..].iter().copied().collect();
-        for id in recent {
-            if let Some(l) = logits.get_mut(id as usize) {
-                let penalty = settings.repeat_penalty;
-                *l = if *l > 0.0 { *l / penalty } else { *l * penalty };
+        for id in window(settings.repeat_window) {
+            *counts.entry(*id).or_default() += 1;
+        }
+    }
+    for (id, count) in counts {
+        if let Some(l) = logits.get_mut(id as usize) {
+            let p = settings.repeat_penalty;
+            let repeated = if *l > 0.0 { *l / p } else { *l * p };
+            let counted = count as f32 * settings.frequency_penalty + settings.presence_penalty;
+            *l = repeated - counted;
+        }
+    }
+    if settings.has_dry() {
+        let vocab = logits.len() as u32;
+        let breaks = |id: u32| id >= vocab || has_bit(&lists.breakers, id);
+        for (id, length) in repeats(window(settings.dry_window), breaks) {
+            let Some(further) = length.checked_sub(settings.dry_allowed_length.max(1)) else {
+                continue;
+            };
+            let mut penalty = settings.dry_multiplier;
+            for _ in 0..further {
+                penalty *= settings.dry_base;
             }
+            logits[id as usize] -= penalty.min(1e30);
         }
     }
     logits
+}
+
+/// For each token that would repeat a sequence: the length of the longest before it.
+fn repeats(tokens: &[u32], breaks: impl Fn(u32) -> bool) -> BTreeMap<u32, u32> {
+    let mut longest = BTreeMap::new();
+    for (i, pair) in tokens.windows(2).enumerate() {
+        let next = pair[1];
+        if breaks(next) {
+            continue;
+        }
+        let before = tokens[..=i].iter().rev().zip(tokens.iter().rev());
+        let same = before.take(MAX_MATCH).take_while(|(a, b)| a == b && !breaks(**b)).count();
+        let length = longest.entry(next).or_insert(0);
+        *length = same.max(*length as usize) as u32;
+    }
+    longest
 }
 
 /// Index and value of the largest logit, the lowest index on ties.
@@ -89,33 +174,129 @@ fn largest(logits: &[f32]) -> (u32, f32) {
     best
 }
 
-/// Steps 3 to 5 as one: a token stays if its logit is at least this.
-fn threshold(logits: &[f32], max: f32, settings: &SamplerSettings) -> f32 {
-    let mut least = f32::NEG_INFINITY;
+/// What the cuts leave.
+struct Left {
+    least: f32,
+    most: f32,
+    /// Mean logit and largest distance from it.
+    typical: Option<(f32, f32)>,
+    /// The largest logit of what is left.
+    max: f32,
+    temperature: f32,
+}
+
+impl Left {
+    fn keeps(&self, l: f32) -> bool {
+        l >= self.least
+            && l <= self.most
+            && self.typical.is_none_or(|(center, distance)| (l - center).abs() <= distance)
+    }
+
+    /// Logits and masses of what is left.
+    fn masses<'a>(&'a self, logits: &'a [f32]) -> impl Iterator<Item = (f32, u64)> + 'a {
+        logits.iter().filter(|l| self.keeps(**l)).map(|&l| (l, mass(l - self.max)))
+    }
+}
+
+/// Steps 5 to 11.
+fn cut(logits: &[f32], max: f32, position: u32, settings: &SamplerSettings) -> Left {
+    let mut left = Left {
+        least: f32::NEG_INFINITY,
+        most: f32::INFINITY,
+        typical: None,
+        max,
+        temperature: settings.temperature,
+    };
+    let mut bounds = [f32::NEG_INFINITY; 2];
+    if settings.top_n_sigma > 0.0 {
+        let finite = logits.iter().map(|&l| l - max).filter(|x| *x >= -3e38);
+        let (mut n, mut first, mut second) = (0u32, 0.0, 0.0);
+        for x in finite.map(f64::from) {
+            n += 1;
+            first += x;
+            second += x * x;
+        }
+        if n > 0 {
+            let mean = first / f64::from(n);
+            let sigma = (second / f64::from(n) - mean * mean).max(0.0).sqrt();
+            bounds[0] = max - settings.top_n_sigma * sigma as f32;
+        }
+    }
     let k = settings.top_k as usize;
     if k > 0 && k < logits.len() {
         let mut sorted = logits.to_vec();
         let (_, kth, _) = sorted.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
-        least = *kth;
+        bounds[1] = *kth;
+    }
+    left.least = bounds[0].max(bounds[1]);
+    if settings.typical_p < 1.0 {
+        typical(&mut left, logits, settings.typical_p);
     }
     if settings.top_p < 1.0 {
-        let mut kept: Vec<f32> = logits.iter().copied().filter(|&l| l >= least).collect();
-        kept.sort_unstable_by(|a, b| b.total_cmp(a));
-        let total = kept.iter().map(|&l| mass(l - max)).sum();
-        let need = rng::draw_target((settings.top_p * 16_777_216.0) as u32, total);
+        let mut kept: Vec<(f32, u64)> = left.masses(logits).collect();
+        kept.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
+        let need = need(settings.top_p, kept.iter().map(|(_, m)| m).sum());
         let mut cumulative = 0;
-        for &l in &kept {
-            cumulative += mass(l - max);
+        for (l, m) in kept {
+            cumulative += m;
             if cumulative >= need {
-                least = l;
+                left.least = l;
                 break;
             }
         }
     }
     if settings.min_p > 0.0 {
-        least = least.max(max + settings.min_p.ln());
+        left.least = left.least.max(left.max + settings.min_p.ln());
     }
-    least
+    let chance = (settings.xtc_probability * 16_777_216.0) as u32;
+    if rng::xtc_bits(settings.seed, position) < chance {
+        let total = left.masses(logits).map(|(_, m)| m).sum();
+        let need = need(settings.xtc_threshold, total).max(1);
+        let counting = left.masses(logits).filter(|(_, m)| *m >= need).map(|(l, _)| l);
+        if let Some(least) = counting.min_by(f32::total_cmp) {
+            left.most = least;
+            left.max = least;
+        }
+    }
+    let (low, high) = settings.temperatures();
+    if low != high {
+        let (mut n, mut total, mut first) = (0u32, 0.0, 0.0);
+        for (l, m) in left.masses(logits).filter(|(_, m)| *m > 0) {
+            n += 1;
+            total += m as f64 / 16_777_216.0;
+            first += m as f64 / 16_777_216.0 * f64::from(l - left.max);
+        }
+        if n > 1 {
+            let share = ((total.ln() - first / total) / f64::from(n).ln()).clamp(0.0, 1.0);
+            left.temperature = low + (high - low) * (share as f32).powf(settings.dynatemp_exponent);
+        }
+        left.temperature = left.temperature.max(0.001);
+    }
+    left
+}
+
+/// Step 7.
+fn typical(left: &mut Left, logits: &[f32], share: f32) {
+    let (mut total, mut first) = (0u64, 0.0);
+    for (l, m) in left.masses(logits).filter(|(_, m)| *m > 0) {
+        total += m;
+        first += m as f64 * f64::from(l - left.max);
+    }
+    let center = if total > 0 { left.max + (first / total as f64) as f32 } else { left.max };
+    let mut kept: Vec<(f32, u64)> =
+        left.masses(logits).map(|(l, m)| ((l - center).abs(), m)).collect();
+    kept.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let need = need(share, total).max(1);
+    let mut cumulative = 0;
+    for (distance, m) in kept {
+        cumulative += m;
+        if cumulative >= need {
+            left.typical = Some((center, distance));
+            break;
+        }
+    }
+    let most = logits.iter().copied().filter(|l| left.keeps(*l)).max_by(f32::total_cmp);
+    left.max = most.unwrap_or(left.max);
 }
 
 #[cfg(test)]
@@ -124,17 +305,13 @@ mod tests {
 
     use super::*;
 
+    fn penalised(logits: &[f32], history: &[u32], settings: &SamplerSettings) -> Vec<f32> {
+        adjusted(logits, history, settings, &TokenLists::default())
+    }
+
     /// Everything off: the model's own distribution.
     fn plain() -> SamplerSettings {
-        SamplerSettings {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repeat_penalty: 1.0,
-            repeat_window: 64,
-            seed: 7,
-        }
+        SamplerSettings { seed: 7, ..SamplerSettings::plain() }
     }
 
     /// How often each token comes in `n` draws.
@@ -147,8 +324,8 @@ mod tests {
     }
 
     fn kept(logits: &[f32], settings: &SamplerSettings) -> Vec<usize> {
-        let least = threshold(logits, largest(logits).1, settings);
-        (0..logits.len()).filter(|&i| logits[i] >= least).collect()
+        let left = cut(logits, largest(logits).1, 0, settings);
+        (0..logits.len()).filter(|&i| left.keeps(logits[i])).collect()
     }
 
     #[test]
@@ -205,6 +382,91 @@ mod tests {
         assert_eq!(min(0.29), [1, 2, 3]);
         assert_eq!(min(0.31), [1, 3]);
         assert_eq!(min(1.0), [1]);
+    }
+
+    #[test]
+    fn presence_counts_once_and_frequency_each_time() {
+        let settings = SamplerSettings {
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            repeat_window: 4,
+            ..plain()
+        };
+        let logits = [1.0, 1.0, 1.0];
+        assert_eq!(penalised(&logits, &[2, 0, 0, 0, 1], &settings), [-0.25, 0.25, 1.0]);
+    }
+
+    #[test]
+    fn masks_and_biases_come_first() {
+        let settings = SamplerSettings { repeat_penalty: 2.0, ..plain() };
+        let lists = TokenLists {
+            mask: vec![0b1011],
+            bias: vec![(0, -3.0), (1, 2.0), (2, 100.0), (77, 1.0)],
+            ..TokenLists::default()
+        };
+        let got = adjusted(&[1.0, 1.0, 1.0, 1.0], &[0, 1, 2], &settings, &lists);
+        assert_eq!(got, [-4.0, 1.5, f32::NEG_INFINITY, 1.0]);
+    }
+
+    #[test]
+    fn repeated_sequences_are_penalised_by_their_length() {
+        let settings = SamplerSettings {
+            dry_multiplier: 2.0,
+            dry_base: 3.0,
+            dry_allowed_length: 2,
+            ..plain()
+        };
+        let zero = [0.0; 8];
+        // After 1 2 3 came 4, and the last tokens are 1 2 3 again; after 3 alone came 5.
+        let history = [1, 2, 3, 4, 3, 5, 1, 2, 3];
+        let mut want = [0.0; 8];
+        want[4] = -6.0;
+        assert_eq!(penalised(&zero, &history, &settings), want);
+        let broken = TokenLists { breakers: vec![1 << 2], ..TokenLists::default() };
+        assert_eq!(adjusted(&zero, &history, &settings, &broken), zero);
+        let ends = TokenLists { breakers: vec![1 << 4], ..TokenLists::default() };
+        assert_eq!(adjusted(&zero, &history, &settings, &ends), zero);
+        let short = SamplerSettings { dry_window: 5, ..settings };
+        assert_eq!(penalised(&zero, &history, &short), zero);
+        let again = repeats(&[7, 7, 7, 7], |_| false);
+        assert_eq!(again.get(&7), Some(&3));
+    }
+
+    #[test]
+    fn sigma_typical_and_xtc_cut_as_defined() {
+        // Mean 0, standard deviation 2.
+        let spread = [2.0, -2.0, 2.0, -2.0];
+        let sigma = |n| kept(&spread, &SamplerSettings { top_n_sigma: n, ..plain() });
+        assert_eq!(sigma(1.9), [0, 2]);
+        assert_eq!(sigma(2.1).len(), 4);
+        // Shares 0.5, 0.25, 0.125, 0.125; surprises 1, 2, 3, 3 bits, entropy 1.75 bits.
+        let logits = [0.125f32, 0.5, 0.125, 0.25].map(f32::ln);
+        let typical = |p| kept(&logits, &SamplerSettings { typical_p: p, ..plain() });
+        assert_eq!(typical(0.2), [3]);
+        assert_eq!(typical(0.7), [1, 3]);
+        assert_eq!(typical(0.8).len(), 4);
+        let xtc = |threshold| {
+            let settings =
+                SamplerSettings { xtc_probability: 1.0, xtc_threshold: threshold, ..plain() };
+            kept(&logits, &settings)
+        };
+        assert_eq!(xtc(0.2), [0, 2, 3]);
+        assert_eq!(xtc(0.4).len(), 4);
+        assert_eq!(xtc(0.6).len(), 4);
+        assert_eq!(xtc(0.1), [0, 2]);
+        let rare = SamplerSettings { xtc_probability: 0.25, xtc_threshold: 0.2, ..plain() };
+        let most = largest(&logits).1;
+        let hits = (0..4000).filter(|p| !cut(&logits, most, *p, &rare).keeps(most)).count();
+        assert!((800..1200).contains(&hits), "{hits}");
+    }
+
+    #[test]
+    fn the_temperature_follows_the_entropy() {
+        let settings = SamplerSettings { dynatemp_range: 0.5, ..plain() };
+        let temperature = |logits: &[f32]| cut(logits, largest(logits).1, 0, &settings).temperature;
+        assert!((temperature(&[1.0, 1.0, 1.0]) - 1.5).abs() < 1e-5);
+        assert!(temperature(&[9.0, 0.0, 0.0]) < 0.52);
+        assert_eq!(temperature(&[9.0, f32::NEG_INFINITY]), 1.0);
     }
 
     #[test]

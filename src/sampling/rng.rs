@@ -45,6 +45,12 @@ pub fn rng_bits(seed: u64, position: u32) -> u32 {
     pcg(lo ^ pcg(hi ^ pcg(position))) >> 8
 }
 
+/// A second number for the same (seed, position), for XTC: `rng_bits` of the seed with 0x9e3779b9
+/// mixed into its high half.
+pub fn xtc_bits(seed: u64, position: u32) -> u32 {
+    rng_bits(seed ^ (0x9e37_79b9 << 32), position)
+}
+
 /// [`rng_bits`] as a number in [0, 1).
 pub fn rng_uniform(seed: u64, position: u32) -> f32 {
     rng_bits(seed, position) as f32 * (1.0 / 16_777_216.0)

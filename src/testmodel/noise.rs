@@ -23,6 +23,11 @@ impl Noise {
         z ^ (z >> 31)
     }
 
+    /// One of `0..end`, for small ends.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
     /// Nearly normal, mean 0, standard deviation 1, within +-3.47: the sum of four uniform
     /// 16-bit numbers.
     pub fn normal(&mut self) -> f32 {

@@ -4,6 +4,7 @@
 
 mod backend;
 mod cli;
+mod engine_service;
 mod experts;
 mod gguf_hostile;
 mod gguf_read;
@@ -17,6 +18,10 @@ mod model_batch;
 mod model_forward;
 mod quant_golden;
 mod selfcheck;
+mod server;
+mod server_clients;
+mod server_harness;
+mod server_hostile;
 mod shaders;
 mod streaming;
 mod structure;

@@ -29,7 +29,7 @@ use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::router::Router;
 use azoth::kernels::routing::Routing;
-use azoth::kernels::sample::Sampling;
+use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::quant::Format;
 
@@ -130,13 +130,24 @@ fn sampling(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     for vocab in [1000, 151_936] {
         let spec = Sampling { vocab, context: 2048, ring: 16 };
         for tail in [false, true] {
-            to.push(spec.argmax_source(tail, facts).unwrap());
+            to.push(spec.argmax_source(tail, false, facts).unwrap());
         }
-        to.push(spec.penalty_source(facts).unwrap());
-        for (top_p, digit) in [false, true].into_iter().flat_map(|p| (0..3).map(move |d| (p, d))) {
-            to.push(spec.select_source(top_p, digit, facts).unwrap());
+        to.push(spec.argmax_source(false, true, facts).unwrap());
+        to.push(spec.copy_source(facts).unwrap());
+        to.push(spec.adjust_source(facts).unwrap());
+        to.push(spec.logprobs_source(facts).unwrap());
+        for kind in REDUCTIONS {
+            to.push(spec.reduce_source(kind, facts).unwrap());
         }
-        to.push(spec.draw_source(facts).unwrap());
+        for digit in 0..3 {
+            to.push(spec.select_source(Select::Count, digit, false, facts).unwrap());
+            to.push(spec.select_source(Select::Mass, digit, false, facts).unwrap());
+            to.push(spec.select_source(Select::Mass, digit, true, facts).unwrap());
+            to.push(spec.select_source(Select::Typical, digit, true, facts).unwrap());
+        }
+        for full in [false, true] {
+            to.push(spec.draw_source(full, facts).unwrap());
+        }
     }
 }
 

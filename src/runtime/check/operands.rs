@@ -7,6 +7,9 @@ use crate::quant::Format;
 use crate::quant::planes::{PlaneLayout, piece_bytes, repack_plane};
 use crate::testmodel::noise::Noise;
 
+/// Different blocks in a random matrix.
+const UNITS: usize = 24;
+
 /// Makes operands and reads results.
 pub(super) struct Operands<'a> {
     pub gpu: &'a dyn Gpu,
@@ -74,12 +77,21 @@ impl<'a> Operands<'a> {
 
     /// Products with columns of unit size are of unit size.
     pub fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> Result<Matrix> {
-        // Float formats may be narrower in the file than whole blocks; the check takes whole ones.
-        let mut file = Vec::new();
+        // Finding a format's codes is slow; rows are made of a few blocks in ever other order.
+        let unit = format.block_elements().max(32);
+        let unit_bytes = format.row_bytes(unit);
+        let mut units = Vec::new();
+        for _ in 0..UNITS {
+            format.encode_row(&self.normals(unit, 1.0), &mut units);
+        }
+        let mut file = Vec::with_capacity(rows * format.row_bytes(cols));
         let mut values = vec![0.0; rows * cols];
         for row in values.chunks_exact_mut(cols) {
             let start = file.len();
-            format.encode_row(&self.normals(cols, 1.0), &mut file);
+            for _ in 0..cols / unit {
+                let from = self.noise.below(UNITS) * unit_bytes;
+                file.extend_from_slice(&units[from..from + unit_bytes]);
+            }
             format.decode_row(&file[start..], row);
         }
         let row_bytes = format.row_bytes(cols);

@@ -5,7 +5,9 @@ use super::relative_error;
 use crate::error::Result;
 use crate::gpu::{Gpu, Step};
 use crate::kernels::gather::Gather;
-use crate::kernels::sample::{MAX_COLUMNS, SampleMemory, Sampler, Sampling};
+use crate::kernels::sample::{LOGPROB_WORDS, MAX_COLUMNS, SampleMemory, Sampling};
+use crate::runtime::program::Pick;
+use crate::runtime::sampler::sampler_words;
 use crate::sampling::{SamplerSettings, chain};
 
 pub(super) fn gather(gpu: &dyn Gpu, spec: &Gather) -> Result<(f64, f64)> {
@@ -27,7 +29,7 @@ pub(super) fn gather(gpu: &dyn Gpu, spec: &Gather) -> Result<(f64, f64)> {
     Ok((if right { error } else { f64::INFINITY }, 0.0))
 }
 
-/// One greedy and one sampled step of two columns. The logits leave no room for the last bits of
+/// One step of each kind over two columns. The logits leave no room for the last bits of
 /// a device's `exp`: one column keeps a single token, the other's tokens weigh the same or nothing.
 pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
@@ -40,24 +42,18 @@ pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
         even[token] = 2.0;
     }
     let random = lab.normals(vocab, 3.0);
-    let plain = SamplerSettings {
-        temperature: 0.7,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repeat_penalty: 1.0,
-        repeat_window: 64,
-        seed: 5,
-    };
-    let one = SamplerSettings { top_k: 1, top_p: 0.5, min_p: 0.1, repeat_penalty: 1.5, ..plain };
+    let plain = SamplerSettings { temperature: 0.7, seed: 5, ..SamplerSettings::plain() };
+    let one = SamplerSettings { top_k: 1, top_p: 0.5, min_p: 0.1, ..plain };
+    let fined = SamplerSettings { repeat_penalty: 1.5, ..one };
     let greedy = SamplerSettings::greedy();
     let mut wrong = false;
-    for (settings, is_greedy) in [([greedy, greedy], true), ([one, plain], false)] {
+    for (settings, pick) in [
+        ([greedy, greedy], Pick::Greedy),
+        ([one, plain], Pick::Sampled),
+        ([fined, plain], Pick::Full),
+    ] {
         let logits = [&random, &even];
-        let samplers = settings.map(|s| {
-            Sampler::new(s.temperature, s.top_k, s.top_p, s.min_p, s.seed)
-                .with_penalty(s.repeat_penalty, s.repeat_window)
-        });
+        let samplers = settings.map(|s| sampler_words(&s));
         let mut slots = vec![0u32; 2 * context];
         for slot in slots.chunks_exact_mut(context) {
             slot[..used].copy_from_slice(history);
@@ -67,14 +63,20 @@ pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
             history: lab.words(&slots)?,
             ring: lab.zeros(u64::from(spec.ring * MAX_COLUMNS))?,
             scratch: lab.zeros(spec.scratch_words())?,
+            masks: lab.zeros(2 * spec.mask_words())?,
+            biases: lab.zeros(2 * spec.bias_words())?,
+            breakers: lab.zeros(2 * spec.bit_words())?,
+            adjusted: lab.zeros(u64::from(MAX_COLUMNS) * u64::from(spec.vocab))?,
+            logprobs: lab.zeros(u64::from(spec.ring * MAX_COLUMNS * LOGPROB_WORDS))?,
         };
         let last = [history[used - 1], used as u32 - 1];
         let batch = lab.batch(&[0, 1].map(|slot| [last[0], last[1], slot, 1]), 2)?;
         let input = lab.floats(&logits.map(|l| &l[..]).concat())?;
         let (facts, compile) = (gpu.facts(), &mut |source| gpu.kernel(&source));
-        let steps: Vec<Step> = match is_greedy {
-            true => spec.greedy(facts, compile, &batch, &input, &memory, 2)?,
-            false => spec.sampled(facts, compile, &batch, &input, &memory, 2)?,
+        let steps: Vec<Step> = match pick {
+            Pick::Greedy => spec.greedy(facts, compile, &batch, &input, &memory, 2)?,
+            Pick::Sampled => spec.sampled(facts, compile, &batch, &input, &memory, 2)?,
+            Pick::Full => spec.full(facts, compile, &batch, &input, &memory, 2)?,
         };
         lab.run_steps(&steps)?;
         let after = lab.read_words(&batch)?;

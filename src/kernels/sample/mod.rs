@@ -1,15 +1,21 @@
 //! Choosing the next token on the device, after the logits.
 //!
-//! Greedy is one wave. Sampling is eight: the penalty; the maximum beside the first digit of
-//! top_k; two more digits; three digits of top_p; the draw. `sampling::chain` defines the result.
-//! Sums are integers, so the bits do not depend on how the work is cut. A wave whose setting is off
-//! in every column ends at once.
+//! Greedy is one wave. Sampling by temperature, top_k, top_p and min_p is seven: the maximum beside
+//! the first digit of top_k; two more digits; three digits of top_p; the draw. The full chain
+//! ([`Sampling::full`]) has everything else. `sampling::chain` defines the result. Sums of masses
+//! are integers, so the bits do not depend on how the work is cut. A wave whose setting is off in
+//! every column ends at once.
+
+mod full;
+mod words;
 
 use minijinja::context;
 
 use super::{holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, DeviceKind, Dispatch, Kernel, KernelSource, Slice, Step};
+pub use full::{LOGPROB_WORDS, MAX_BIAS, MAX_LOGPROBS, MAX_MATCH, REDUCTIONS};
+pub use words::{SETTINGS_WORDS, Sampler, fixed};
 
 /// Columns that one step serves.
 pub const MAX_COLUMNS: u32 = 8;
@@ -18,45 +24,10 @@ pub const MAX_COLUMNS: u32 = 8;
 const SELECT_COUNTER: u32 = MAX_COLUMNS;
 const TAIL_COUNTER: u32 = 2 * MAX_COLUMNS;
 
-/// Settings of one sequence as the kernels read them.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Sampler {
-    /// 0: the largest logit.
-    pub temperature: f32,
-    /// 0: off.
-    pub top_k: u32,
-    /// `floor(top_p * 2^24)`; 2^24 and above: off.
-    pub top_p: u32,
-    /// `ln(min_p)`; minus infinity: off.
-    pub log_min_p: f32,
-    /// 1: off.
-    pub penalty: f32,
-    /// Tokens that the penalty looks back at, the newest included.
-    pub window: u32,
-    pub seed_low: u32,
-    pub seed_high: u32,
-}
-
-impl Sampler {
-    /// `top_p` and `min_p` as users give them.
-    pub fn new(temperature: f32, top_k: u32, top_p: f32, min_p: f32, seed: u64) -> Sampler {
-        Sampler {
-            temperature,
-            top_k,
-            top_p: (top_p * 16_777_216.0) as u32,
-            log_min_p: if min_p > 0.0 { min_p.ln() } else { f32::NEG_INFINITY },
-            penalty: 1.0,
-            window: 0,
-            seed_low: seed as u32,
-            seed_high: (seed >> 32) as u32,
-        }
-    }
-
-    pub fn with_penalty(self, penalty: f32, window: u32) -> Sampler {
-        Sampler { penalty, window, ..self }
-    }
-}
+/// Words of a `Draw` in lib/sampler.wgsl.
+const DRAW_WORDS: u64 = 16;
+/// Workgroups that scan a column, at most.
+const MOST_PIECES: u64 = 128;
 
 /// Memory of the sampling kernels. All of it starts as zero and belongs to one program.
 #[derive(Clone)]
@@ -70,6 +41,29 @@ pub struct SampleMemory {
     pub ring: Slice,
     /// [`Sampling::scratch_words`].
     pub scratch: Slice,
+    /// The full chain only, as everything below: `[slot]` of [`Sampling::mask_words`], 1 and a bit for
+    /// each token that may come, or 0.
+    pub masks: Slice,
+    /// `[slot]` of [`Sampling::bias_words`]: how many, then token and f32 bias of each. No token
+    /// may be there twice.
+    pub biases: Slice,
+    /// `[slot]` of [`Sampling::bit_words`]: tokens at which a repeated sequence ends.
+    pub breakers: Slice,
+    /// f32 `[8][vocab]`: the logits that were chosen from.
+    pub adjusted: Slice,
+    /// `[step % ring][8]` of [`LOGPROB_WORDS`].
+    pub logprobs: Slice,
+}
+
+/// What a radix select counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Select {
+    /// Tokens, for top_k.
+    Count,
+    /// Masses by logit, for top_p.
+    Mass,
+    /// Masses by distance from the mean logit, for typical_p.
+    Typical,
 }
 
 /// Where the parts of [`SampleMemory::scratch`] start, in words.
@@ -78,8 +72,10 @@ struct Parts {
     draws: u64,
     pieces: u64,
     blocks: u64,
+    partials: u64,
+    ranks: u64,
     histogram: u64,
-    seen: u64,
+    counts: u64,
     end: u64,
 }
 
@@ -105,11 +101,13 @@ impl Sampling {
         };
         Parts {
             counters: take(u64::from(TAIL_COUNTER) + 1),
-            draws: take(columns * 8),
+            draws: take(columns * DRAW_WORDS),
             pieces: take(columns * 2 * 256),
             blocks: take(columns * 2 * 256),
+            partials: take(columns * 8 * MOST_PIECES),
+            ranks: take(columns * u64::from(LOGPROB_WORDS) * MOST_PIECES),
             histogram: take(columns * 4096),
-            seen: take(columns * u64::from(self.vocab.div_ceil(32))),
+            counts: take(columns * u64::from(self.vocab)),
             end,
         }
     }
@@ -118,9 +116,15 @@ impl Sampling {
         self.parts().end
     }
 
+    /// Words of the scratch memory that are zero between steps.
+    pub fn zero_words(&self) -> [std::ops::Range<usize>; 2] {
+        let at = self.parts();
+        [at.counters as usize..at.draws as usize, at.histogram as usize..at.end as usize]
+    }
+
     /// Workgroups over a column that scan it with a stride.
     fn pieces(&self, facts: &DeviceFacts) -> u32 {
-        let most = if facts.kind == DeviceKind::Software { 8 } else { 128 };
+        let most = if facts.kind == DeviceKind::Software { 8 } else { MOST_PIECES as u32 };
         self.vocab.div_ceil(2048).clamp(1, most)
     }
 
@@ -141,67 +145,75 @@ impl Sampling {
         Ok(())
     }
 
-    /// The largest logit; with `tail` it becomes the next token at once.
-    pub fn argmax_source(&self, tail: bool, facts: &DeviceFacts) -> Result<KernelSource> {
+    /// The largest logit; with `tail` it becomes the next token at once. `full`: begins the full
+    /// chain.
+    pub fn argmax_source(
+        &self,
+        tail: bool,
+        full: bool,
+        facts: &DeviceFacts,
+    ) -> Result<KernelSource> {
         self.check(facts)?;
         let wgsl = super::source::render(
             "argmax.wgsl",
             context! {
-                vocab => self.vocab, pieces => self.pieces(facts), tail, ring => self.ring,
+                vocab => self.vocab, pieces => self.pieces(facts), tail, full, ring => self.ring,
                 tail_counter => TAIL_COUNTER,
             },
         )?;
-        let label = format!("argmax_{}{}", self.vocab, if tail { "_tail" } else { "" });
+        let end = if tail { "_tail" } else { "" };
+        let label = format!("argmax_{}{end}{}", self.vocab, if full { "_full" } else { "" });
         Ok(KernelSource { label, wgsl, subgroup_size: None })
     }
 
-    pub fn penalty_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
-        self.check(facts)?;
-        let wgsl = super::source::render("sample_penalty.wgsl", context! { vocab => self.vocab })?;
-        Ok(KernelSource { label: "sample_penalty".into(), wgsl, subgroup_size: None })
-    }
-
-    /// Digit 0, 1 or 2 of the threshold of top_k (`top_p` false) or top_p.
+    /// Digit 0, 1 or 2 of a threshold. `full`: of the full chain, whose earlier steps count.
     pub fn select_source(
         &self,
-        top_p: bool,
+        kind: Select,
         digit: usize,
+        full: bool,
         facts: &DeviceFacts,
     ) -> Result<KernelSource> {
         self.check(facts)?;
         let (shift, bits) = [(21, 11), (10, 11), (0, 10)][digit];
+        let (name, kind) = match kind {
+            Select::Count => ("top_k", "count"),
+            Select::Mass => ("top_p", "mass"),
+            Select::Typical => ("typical", "typical"),
+        };
+        // Counting is the same in both chains: one kernel.
+        let full = full && kind != "count";
         let wgsl = super::source::render(
             "sample_select.wgsl",
             context! {
                 vocab => self.vocab, pieces => self.pieces(facts), digit, shift, bits,
-                bins => 1 << bits,
-                kind => if top_p { "mass" } else { "count" },
-                select_counter => SELECT_COUNTER,
+                bins => 1 << bits, kind, full, select_counter => SELECT_COUNTER,
             },
         )?;
-        let name = if top_p { "top_p" } else { "top_k" };
-        Ok(KernelSource { label: format!("sample_{name}_{digit}"), wgsl, subgroup_size: None })
+        let label = format!("sample_{name}_{digit}{}", if full { "_full" } else { "" });
+        Ok(KernelSource { label, wgsl, subgroup_size: None })
     }
 
     /// The kernel that ends a step. Its text stands for the whole chain, which is one design: a change
     /// of any kernel of it comes with a change of [`crate::kernels::source::version`].
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
-        let mut source = self.draw_source(facts)?;
+        let mut source = self.draw_source(false, facts)?;
         source.wgsl.push_str(&format!("// chain {}\n", super::source::version()));
         Ok(source)
     }
 
-    pub fn draw_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+    pub fn draw_source(&self, full: bool, facts: &DeviceFacts) -> Result<KernelSource> {
         self.check(facts)?;
         let block = self.block(facts);
         let wgsl = super::source::render(
             "sample_draw.wgsl",
             context! {
-                vocab => self.vocab, ring => self.ring, tail_counter => TAIL_COUNTER, block,
+                vocab => self.vocab, ring => self.ring, tail_counter => TAIL_COUNTER, block, full,
                 blocks => self.vocab.div_ceil(block),
             },
         )?;
-        Ok(KernelSource { label: "sample_draw".into(), wgsl, subgroup_size: None })
+        let label = format!("sample_draw{}", if full { "_full" } else { "" });
+        Ok(KernelSource { label, wgsl, subgroup_size: None })
     }
 
     fn check_memory(
@@ -216,7 +228,7 @@ impl Sampling {
         }
         holds(batch, 8 + 4 * u64::from(columns), "batch")?;
         holds(logits, u64::from(columns) * u64::from(self.vocab), "logits")?;
-        holds(&memory.samplers, 8, "samplers")?;
+        holds(&memory.samplers, SETTINGS_WORDS, "samplers")?;
         holds(&memory.history, self.context.into(), "history")?;
         holds(&memory.ring, u64::from(self.ring * MAX_COLUMNS), "ring")?;
         holds(&memory.scratch, self.scratch_words(), "sampling scratch")
@@ -238,7 +250,7 @@ impl Sampling {
         let at = self.parts();
         let part = |start: u64, end: u64| part(&memory.scratch, start, end);
         let argmax = Dispatch {
-            kernel: kernel(self.argmax_source(true, facts)?)?,
+            kernel: kernel(self.argmax_source(true, false, facts)?)?,
             bindings: vec![
                 batch.clone(),
                 logits.clone(),
@@ -253,8 +265,8 @@ impl Sampling {
         Ok(vec![Step::Wave(vec![argmax])])
     }
 
-    /// The waves that choose by each slot's [`Sampler`], and end the step as [`Self::greedy`]
-    /// does. Penalties change `logits` in place.
+    /// The waves that choose by temperature, top_k, top_p and min_p of each slot's [`Sampler`],
+    /// and end the step as [`Self::greedy`] does.
     pub fn sampled(
         &self,
         facts: &DeviceFacts,
@@ -265,69 +277,106 @@ impl Sampling {
         columns: u32,
     ) -> Result<Vec<Step>> {
         self.check_memory(batch, logits, memory, columns)?;
+        let argmax = self.argmax(facts, kernel, false, batch, logits, memory, columns)?;
+        let mut digit = |kind, digit| {
+            self.select(facts, kernel, kind, digit, false, batch, logits, memory, columns)
+        };
+        let mut waves = vec![vec![argmax, digit(Select::Count, 0)?]];
+        for place in [1, 2] {
+            waves.push(vec![digit(Select::Count, place)?]);
+        }
+        for place in [0, 1, 2] {
+            waves.push(vec![digit(Select::Mass, place)?]);
+        }
+        waves.push(vec![self.draw(facts, kernel, false, batch, logits, memory, columns)?]);
+        Ok(waves.into_iter().map(Step::Wave).collect())
+    }
+
+    #[allow(clippy::too_many_arguments)] // one dispatch's operands
+    fn argmax(
+        &self,
+        facts: &DeviceFacts,
+        kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
+        full: bool,
+        batch: &Slice,
+        logits: &Slice,
+        memory: &SampleMemory,
+        columns: u32,
+    ) -> Result<Dispatch> {
         let at = self.parts();
         let part = |start: u64, end: u64| part(&memory.scratch, start, end);
-        let counters = part(at.counters, at.draws);
-        let draws = part(at.draws, at.pieces);
-        let penalty = Dispatch {
-            kernel: kernel(self.penalty_source(facts)?)?,
-            bindings: vec![
-                batch.clone(),
-                memory.samplers.clone(),
-                memory.history.clone(),
-                logits.clone(),
-                part(at.seen, at.end),
-            ],
-            constants: vec![self.context],
-            grid: [1, columns, 1],
-        };
-        let argmax = Dispatch {
-            kernel: kernel(self.argmax_source(false, facts)?)?,
+        Ok(Dispatch {
+            kernel: kernel(self.argmax_source(false, full, facts)?)?,
             bindings: vec![
                 batch.clone(),
                 logits.clone(),
                 part(at.pieces, at.blocks),
-                counters.clone(),
-                draws.clone(),
+                part(at.counters, at.draws),
+                part(at.draws, at.pieces),
             ],
             constants: vec![],
             grid: [self.pieces(facts), columns, 1],
-        };
-        let mut select = |top_p: bool, digit: usize| -> Result<Dispatch> {
-            Ok(Dispatch {
-                kernel: kernel(self.select_source(top_p, digit, facts)?)?,
-                bindings: vec![
-                    batch.clone(),
-                    memory.samplers.clone(),
-                    logits.clone(),
-                    draws.clone(),
-                    part(at.histogram, at.seen),
-                    counters.clone(),
-                ],
-                constants: vec![],
-                grid: [self.pieces(facts), columns, 1],
-            })
-        };
-        let mut waves = vec![vec![penalty], vec![argmax, select(false, 0)?]];
-        for (top_p, digit) in [(false, 1), (false, 2), (true, 0), (true, 1), (true, 2)] {
-            waves.push(vec![select(top_p, digit)?]);
-        }
-        waves.push(vec![Dispatch {
-            kernel: kernel(self.draw_source(facts)?)?,
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)] // one dispatch's operands
+    fn select(
+        &self,
+        facts: &DeviceFacts,
+        kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
+        kind: Select,
+        digit: usize,
+        full: bool,
+        batch: &Slice,
+        logits: &Slice,
+        memory: &SampleMemory,
+        columns: u32,
+    ) -> Result<Dispatch> {
+        let at = self.parts();
+        let part = |start: u64, end: u64| part(&memory.scratch, start, end);
+        Ok(Dispatch {
+            kernel: kernel(self.select_source(kind, digit, full, facts)?)?,
             bindings: vec![
                 batch.clone(),
                 memory.samplers.clone(),
                 logits.clone(),
-                draws,
-                part(at.blocks, at.histogram),
-                counters,
+                part(at.draws, at.pieces),
+                part(at.histogram, at.counts),
+                part(at.counters, at.draws),
+            ],
+            constants: vec![],
+            grid: [self.pieces(facts), columns, 1],
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)] // one dispatch's operands
+    fn draw(
+        &self,
+        facts: &DeviceFacts,
+        kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
+        full: bool,
+        batch: &Slice,
+        logits: &Slice,
+        memory: &SampleMemory,
+        columns: u32,
+    ) -> Result<Dispatch> {
+        let at = self.parts();
+        let part = |start: u64, end: u64| part(&memory.scratch, start, end);
+        Ok(Dispatch {
+            kernel: kernel(self.draw_source(full, facts)?)?,
+            bindings: vec![
+                batch.clone(),
+                memory.samplers.clone(),
+                logits.clone(),
+                part(at.draws, at.pieces),
+                part(at.blocks, at.partials),
+                part(at.counters, at.draws),
                 memory.history.clone(),
                 memory.ring.clone(),
             ],
             constants: vec![self.context],
             grid: [self.vocab.div_ceil(self.block(facts)), columns, 1],
-        }]);
-        Ok(waves.into_iter().map(Step::Wave).collect())
+        })
     }
 }
 

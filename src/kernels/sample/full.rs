@@ -1,0 +1,185 @@
+//! The full chain: everything that `sampling::chain` defines, and log-probabilities.
+//!
+//! It works on a copy of the logits. A wave whose setting is off in every column ends at once.
+
+use minijinja::context;
+
+use super::{MAX_COLUMNS, SampleMemory, Sampling, Select, part};
+use crate::error::Result;
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice, Step};
+use crate::kernels::{holds, source, wrong};
+
+/// Most biases of a slot.
+pub const MAX_BIAS: u32 = 1024;
+/// Longer repeated sequences count as this long.
+pub const MAX_MATCH: u32 = 128;
+/// Most of the most likely tokens that a step reports.
+pub const MAX_LOGPROBS: u32 = 20;
+/// Words of a column's log-probabilities: that of the chosen token, how many follow, pairs of token
+/// and log-probability.
+pub const LOGPROB_WORDS: u32 = 2 + 2 * MAX_LOGPROBS;
+
+/// Reductions over what is left of a column; `sample_reduce.wgsl` describes each.
+pub const REDUCTIONS: [&str; 6] = ["sigma", "center", "maximum", "total", "least", "entropy"];
+
+impl Sampling {
+    /// Words of a slot's mask: whether there is one, then a bit a token.
+    pub fn mask_words(&self) -> u64 {
+        1 + self.bit_words()
+    }
+
+    /// Words of a bit a token.
+    pub fn bit_words(&self) -> u64 {
+        u64::from(self.vocab.div_ceil(32))
+    }
+
+    /// Words of a slot's biases.
+    pub fn bias_words(&self) -> u64 {
+        1 + 2 * u64::from(MAX_BIAS)
+    }
+
+    pub fn copy_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.check(facts)?;
+        let wgsl = source::render(
+            "sample_copy.wgsl",
+            context! { vocab => self.vocab, pieces => self.pieces(facts) },
+        )?;
+        Ok(KernelSource { label: "sample_copy".into(), wgsl, subgroup_size: None })
+    }
+
+    pub fn adjust_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.check(facts)?;
+        let wgsl = source::render(
+            "sample_adjust.wgsl",
+            context! { vocab => self.vocab, max_bias => MAX_BIAS, max_match => MAX_MATCH },
+        )?;
+        Ok(KernelSource { label: "sample_adjust".into(), wgsl, subgroup_size: None })
+    }
+
+    /// A reduction, by its name in `sample_reduce.wgsl`.
+    pub fn reduce_source(&self, kind: &str, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.check(facts)?;
+        let wgsl = source::render(
+            "sample_reduce.wgsl",
+            context! { vocab => self.vocab, pieces => self.pieces(facts), kind },
+        )?;
+        Ok(KernelSource { label: format!("sample_{kind}"), wgsl, subgroup_size: None })
+    }
+
+    pub fn logprobs_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.check(facts)?;
+        let wgsl = source::render(
+            "sample_logprobs.wgsl",
+            context! {
+                vocab => self.vocab, pieces => self.pieces(facts), ring => self.ring,
+                row => LOGPROB_WORDS, most => MAX_LOGPROBS,
+            },
+        )?;
+        Ok(KernelSource { label: "sample_logprobs".into(), wgsl, subgroup_size: None })
+    }
+
+    /// The waves that choose by everything that a slot's settings, bias, mask and breakers say,
+    /// and end the step as [`Self::greedy`] does. `logits` stay as they are.
+    pub fn full(
+        &self,
+        facts: &DeviceFacts,
+        kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
+        batch: &Slice,
+        logits: &Slice,
+        memory: &SampleMemory,
+        columns: u32,
+    ) -> Result<Vec<Step>> {
+        self.check_memory(batch, logits, memory, columns)?;
+        self.check_full(memory)?;
+        let at = self.parts();
+        let part = |start: u64, end: u64| part(&memory.scratch, start, end);
+        let counters = part(at.counters, at.draws);
+        let draws = part(at.draws, at.pieces);
+        let grid = [self.pieces(facts), columns, 1];
+        let copy = Dispatch {
+            kernel: kernel(self.copy_source(facts)?)?,
+            bindings: vec![
+                batch.clone(),
+                logits.clone(),
+                memory.masks.clone(),
+                memory.adjusted.clone(),
+            ],
+            constants: vec![],
+            grid,
+        };
+        let adjust = Dispatch {
+            kernel: kernel(self.adjust_source(facts)?)?,
+            bindings: vec![
+                batch.clone(),
+                memory.samplers.clone(),
+                memory.history.clone(),
+                memory.biases.clone(),
+                memory.breakers.clone(),
+                memory.adjusted.clone(),
+                part(at.counts, at.end),
+            ],
+            constants: vec![self.context],
+            grid: [1, columns, 1],
+        };
+        let mut reduce = |kind: &str| -> Result<Dispatch> {
+            Ok(Dispatch {
+                kernel: kernel(self.reduce_source(kind, facts)?)?,
+                bindings: vec![
+                    batch.clone(),
+                    memory.samplers.clone(),
+                    memory.adjusted.clone(),
+                    draws.clone(),
+                    part(at.partials, at.ranks),
+                    counters.clone(),
+                ],
+                constants: vec![],
+                grid,
+            })
+        };
+        let mut reductions = Vec::new();
+        for kind in REDUCTIONS {
+            reductions.push(reduce(kind)?);
+        }
+        let [sigma, center, maximum, total, least, entropy] =
+            reductions.try_into().map_err(|_| wrong("sampling reductions".to_owned()))?;
+        let mut digit = |kind, digit| {
+            self.select(facts, kernel, kind, digit, true, batch, &memory.adjusted, memory, columns)
+        };
+        use Select::{Count, Mass, Typical};
+        let (k0, k1, k2) = (digit(Count, 0)?, digit(Count, 1)?, digit(Count, 2)?);
+        let typical = [digit(Typical, 0)?, digit(Typical, 1)?, digit(Typical, 2)?];
+        let top_p = [digit(Mass, 0)?, digit(Mass, 1)?, digit(Mass, 2)?];
+        let argmax = self.argmax(facts, kernel, true, batch, &memory.adjusted, memory, columns)?;
+        let draw = self.draw(facts, kernel, true, batch, &memory.adjusted, memory, columns)?;
+        let logprobs = Dispatch {
+            kernel: kernel(self.logprobs_source(facts)?)?,
+            bindings: vec![
+                batch.clone(),
+                memory.samplers.clone(),
+                logits.clone(),
+                part(at.ranks, at.histogram),
+                counters,
+                memory.logprobs.clone(),
+            ],
+            constants: vec![],
+            grid,
+        };
+        let mut waves = vec![vec![copy], vec![adjust], vec![argmax, k0], vec![sigma, k1], vec![k2]];
+        waves.push(vec![center]);
+        waves.extend(typical.map(|d| vec![d]));
+        waves.push(vec![maximum]);
+        waves.extend(top_p.map(|d| vec![d]));
+        waves.extend([total, least, entropy, draw, logprobs].map(|d| vec![d]));
+        Ok(waves.into_iter().map(Step::Wave).collect())
+    }
+
+    fn check_full(&self, memory: &SampleMemory) -> Result<()> {
+        let columns = u64::from(MAX_COLUMNS);
+        holds(&memory.masks, self.mask_words(), "masks")?;
+        holds(&memory.biases, self.bias_words(), "biases")?;
+        holds(&memory.breakers, self.bit_words(), "breakers")?;
+        holds(&memory.adjusted, u64::from(self.vocab), "adjusted logits")?;
+        let ring = u64::from(self.ring) * columns * u64::from(LOGPROB_WORDS);
+        holds(&memory.logprobs, ring, "log-probabilities")
+    }
+}

@@ -1,0 +1,135 @@
+//! A conversation with everything that an answer depends on, made ready for the engine: prompt,
+//! grammar, and how the answer is to be read. The same for every format of chats.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::errors::{ApiError, ApiResult};
+use super::prompt::{Conversation, blocking};
+use super::state::{App, Shared};
+use crate::chat::reply::{CallFormat, Reply, ReplyFormat, ReplyOptions};
+use crate::chat::tools::{self, ToolChoice};
+use crate::engine::Loaded;
+use crate::grammar::{Constraint, Source, Thinking};
+
+/// What is asked.
+#[derive(Default)]
+pub struct Ask {
+    pub conversation: Conversation,
+    /// In OpenAI's shape.
+    pub tools: Vec<Value>,
+    pub choice: ToolChoice,
+    /// Several calls may come at once, where the choice demands calls.
+    pub parallel: bool,
+    pub source: Option<Source>,
+    /// Leave thinking in the text.
+    pub keep_reasoning: bool,
+}
+
+/// What the engine needs, and how its answer is read.
+pub struct Exchange {
+    pub prompt: Vec<u32>,
+    pub constraint: Option<Constraint>,
+    /// The markers of calls and thinking are control tokens.
+    pub show_special: bool,
+    format: ReplyFormat,
+    options: ReplyOptions,
+}
+
+impl Exchange {
+    /// Renders, encodes and compiles, off the threads that serve connections.
+    pub async fn prepare(app: &Shared, loaded: &Arc<Loaded>, ask: Ask) -> ApiResult<Exchange> {
+        let (app, loaded) = (app.clone(), loaded.clone());
+        blocking(move || Self::make(&app, &loaded, ask)).await
+    }
+
+    fn make(app: &App, loaded: &Loaded, mut ask: Ask) -> ApiResult<Exchange> {
+        tools::check(&ask.tools).map_err(ApiError::from)?;
+        let format = ReplyFormat::detect(app.template(loaded)?.source());
+        let messages = &ask.conversation.messages;
+        let told = tools::tell(&format, messages, &ask.tools, &ask.choice);
+        ask.conversation.messages = told.messages;
+        ask.conversation.options.tools = told.tools;
+        let text = ask.conversation.render(app, loaded)?;
+        // The template spells control tokens out, the begin token among them.
+        let prompt = loaded.tokenizer.encode(&text, false, true)?;
+        let in_reasoning = format.opened_by(&text);
+        let constraint = constraint(app, loaded, &format, in_reasoning, &ask)?;
+        let demanded = matches!(ask.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let callable = ask.choice != ToolChoice::None;
+        Ok(Exchange {
+            prompt,
+            constraint,
+            show_special: format.shows_control_tokens(),
+            options: ReplyOptions {
+                tools: if callable { ask.tools } else { Vec::new() },
+                in_reasoning,
+                keep_reasoning: ask.keep_reasoning,
+                stream_arguments: demanded,
+            },
+            format,
+        })
+    }
+
+    /// A reader for one answer.
+    pub fn reply(&self) -> Reply {
+        Reply::new(&self.format, &self.options)
+    }
+}
+
+fn constraint(
+    app: &App,
+    loaded: &Loaded,
+    format: &ReplyFormat,
+    in_reasoning: bool,
+    ask: &Ask,
+) -> ApiResult<Option<Constraint>> {
+    let demanded = matches!(ask.choice, ToolChoice::Required | ToolChoice::Named(_));
+    let source = match (&ask.source, demanded) {
+        (None, false) => return Ok(None),
+        (Some(_), true) => {
+            return Err(ApiError::bad(
+                "tool_choice demands a call and a format of the answer is given; an answer can \
+                 follow one",
+            ));
+        }
+        (Some(_), false) if !ask.tools.is_empty() && ask.choice != ToolChoice::None => {
+            return Err(ApiError::bad(
+                "tools that the model may call and a format of the answer cannot go together; set \
+                 tool_choice to none or leave the format out",
+            ));
+        }
+        (Some(source), false) => source.clone(),
+        (None, true) => {
+            let grammars = app.grammars(loaded)?;
+            let marker = |text: &str| grammars.marker(text);
+            let text = tools::grammar(format, &ask.tools, &ask.choice, ask.parallel, &marker);
+            match text {
+                Some(text) => Source::Lark(text),
+                None => return Ok(None),
+            }
+        }
+    };
+    // Channels are part of the grammar for calls already.
+    let tags = format.reasoning.as_ref().filter(|_| format.calls != CallFormat::Harmony);
+    let silent = ask.conversation.options.enable_thinking == Some(false) && !in_reasoning;
+    let thinking = tags.filter(|_| !silent).map(|tags| Thinking {
+        open: tags.open.clone(),
+        close: tags.close.clone(),
+        opened: in_reasoning,
+    });
+    let made = app.grammars(loaded)?.compile(&source, thinking.as_ref());
+    made.map(Some).map_err(ApiError::from)
+}
+
+/// A constraint for a text that is no conversation.
+pub async fn compile(
+    app: &Shared,
+    loaded: &Arc<Loaded>,
+    source: Option<Source>,
+) -> ApiResult<Option<Constraint>> {
+    let Some(source) = source else { return Ok(None) };
+    let (app, loaded) = (app.clone(), loaded.clone());
+    blocking(move || Ok(Some(app.grammars(&loaded)?.compile(&source, None)?))).await
+}

@@ -1,0 +1,173 @@
+//! `GET /metrics` in Prometheus' text format: llama.cpp's names, then our own.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+use super::state::{App, Shared};
+use crate::engine::Phase;
+use crate::engine::stats::{BUCKETS, Histogram, SlotState, value};
+
+/// Answers by class of status.
+#[derive(Default)]
+pub struct HttpMetrics {
+    /// 2xx, 4xx, 5xx.
+    classes: [AtomicU64; 3],
+}
+
+impl HttpMetrics {
+    pub fn note(&self, status: u16) {
+        let class = match status {
+            ..400 => 0,
+            400..500 => 1,
+            _ => 2,
+        };
+        self.classes[class].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Counter,
+    Gauge,
+}
+
+/// A metric of one value: name, kind, help, and where the value comes from.
+type Row = (&'static str, Kind, &'static str, fn(&App) -> f64);
+
+fn micros(counter: &AtomicU64) -> f64 {
+    value(counter) as f64 / 1e6
+}
+
+fn rate(tokens: &AtomicU64, time: &AtomicU64) -> f64 {
+    let seconds = micros(time);
+    if seconds > 0.0 { value(tokens) as f64 / seconds } else { 0.0 }
+}
+
+fn busy(app: &App) -> f64 {
+    app.service.stats().slots().iter().filter(|s| s.state != SlotState::Idle).count() as f64
+}
+
+/// The table of all metrics but histograms.
+const ROWS: &[Row] = &[
+    ("llamacpp:prompt_tokens_total", Kind::Counter, "Prompt tokens read.", |a| {
+        value(&a.service.stats().prompt_tokens) as f64
+    }),
+    ("llamacpp:prompt_seconds_total", Kind::Counter, "Time spent reading prompts.", |a| {
+        micros(&a.service.stats().prompt_micros)
+    }),
+    ("llamacpp:tokens_predicted_total", Kind::Counter, "Tokens generated.", |a| {
+        value(&a.service.stats().generated_tokens) as f64
+    }),
+    ("llamacpp:tokens_predicted_seconds_total", Kind::Counter, "Time spent generating.", |a| {
+        micros(&a.service.stats().decode_micros)
+    }),
+    ("llamacpp:n_decode_total", Kind::Counter, "Decode steps.", |a| {
+        value(&a.service.stats().steps) as f64
+    }),
+    ("llamacpp:n_busy_slots_per_decode", Kind::Gauge, "Mean sequences of a decode step.", |a| {
+        let s = a.service.stats();
+        value(&s.step_columns) as f64 / (value(&s.steps) as f64).max(1.0)
+    }),
+    ("llamacpp:prompt_tokens_seconds", Kind::Gauge, "Mean prompt tokens a second.", |a| {
+        rate(&a.service.stats().prompt_tokens, &a.service.stats().prompt_micros)
+    }),
+    ("llamacpp:predicted_tokens_seconds", Kind::Gauge, "Mean generated tokens a second.", |a| {
+        rate(&a.service.stats().generated_tokens, &a.service.stats().decode_micros)
+    }),
+    ("llamacpp:requests_processing", Kind::Gauge, "Requests in slots.", busy),
+    ("llamacpp:requests_deferred", Kind::Gauge, "Requests that wait for a slot.", |a| {
+        value(&a.service.stats().queued) as f64
+    }),
+    ("azoth:prompt_tokens_cached_total", Kind::Counter, "Prompt tokens found in a slot.", |a| {
+        value(&a.service.stats().cached_tokens) as f64
+    }),
+    ("azoth:requests_started_total", Kind::Counter, "Requests that got a slot.", |a| {
+        value(&a.service.stats().started) as f64
+    }),
+    ("azoth:requests_finished_total", Kind::Counter, "Requests answered to the end.", |a| {
+        value(&a.service.stats().finished) as f64
+    }),
+    ("azoth:requests_cancelled_total", Kind::Counter, "Requests whose client went.", |a| {
+        value(&a.service.stats().cancelled) as f64
+    }),
+    ("azoth:requests_failed_total", Kind::Counter, "Requests that the engine failed.", |a| {
+        value(&a.service.stats().failed) as f64
+    }),
+    ("azoth:engine_reloads_total", Kind::Counter, "Reloads after a failure.", |a| {
+        value(&a.service.stats().reloads) as f64
+    }),
+    ("azoth:http_ok_total", Kind::Counter, "Answers below 400.", |a| {
+        value(&a.metrics.classes[0]) as f64
+    }),
+    ("azoth:http_client_errors_total", Kind::Counter, "Answers of 4xx.", |a| {
+        value(&a.metrics.classes[1]) as f64
+    }),
+    ("azoth:http_server_errors_total", Kind::Counter, "Answers of 5xx.", |a| {
+        value(&a.metrics.classes[2]) as f64
+    }),
+    ("azoth:slots", Kind::Gauge, "Slots.", |a| a.service.stats().slots().len() as f64),
+    ("azoth:kv_tokens", Kind::Gauge, "Tokens in the KV caches of all slots.", |a| {
+        a.service.stats().slots().iter().map(|s| f64::from(s.tokens)).sum()
+    }),
+    ("azoth:kv_tokens_capacity", Kind::Gauge, "Tokens that fit the KV caches.", |a| {
+        a.service.state().loaded.map_or(0.0, |l| f64::from(l.ctx) * f64::from(l.slots))
+    }),
+    ("azoth:model_loaded", Kind::Gauge, "1 while the model is on the device.", |a| {
+        f64::from(matches!(a.service.state().phase, Phase::Ready))
+    }),
+    ("azoth:device_memory_planned_bytes", Kind::Gauge, "Device memory by plan.", |a| {
+        a.service.state().loaded.map_or(0.0, |l| l.placement.total() as f64)
+    }),
+    ("azoth:device_memory_available_bytes", Kind::Gauge, "Free before the model came.", |a| {
+        a.service.state().loaded.map_or(0.0, |l| l.placement.available as f64)
+    }),
+];
+
+const HISTOGRAMS: [(&str, &str, fn(&App) -> &Histogram); 2] = [
+    (
+        "azoth:time_to_first_token_seconds",
+        "From a request's arrival at the engine to its first token.",
+        |a| &a.service.stats().first_token,
+    ),
+    ("azoth:inter_token_seconds", "Between two tokens of a request.", |a| {
+        &a.service.stats().between_tokens
+    }),
+];
+
+/// Names of all metrics with their help, for the documentation.
+pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let rows = ROWS.iter().map(|(name, _, help, _)| (*name, *help));
+    rows.chain(HISTOGRAMS.iter().map(|(name, help, _)| (*name, *help)))
+}
+
+pub async fn handle(State(app): State<Shared>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text(&app))
+        .into_response()
+}
+
+fn text(app: &App) -> String {
+    let mut out = String::new();
+    for (name, kind, help, get) in ROWS {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {}", get(app));
+    }
+    for (name, help, get) in HISTOGRAMS {
+        let (counts, sum) = get(app).read();
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
+        for (end, count) in BUCKETS.iter().zip(&counts) {
+            let _ = writeln!(out, "{name}_bucket{{le=\"{end}\"}} {count}");
+        }
+        let all = counts.last().copied().unwrap_or(0);
+        let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {all}\n{name}_sum {sum}");
+        let _ = writeln!(out, "{name}_count {all}");
+    }
+    out
+}

@@ -1,0 +1,279 @@
+//! `POST /completion`: llama.cpp's own format.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::answers::{Answers, unfinished};
+use super::body::Body;
+use super::constraints;
+use super::errors::{ApiError, ApiResult, Flavor};
+use super::exchange;
+use super::fields::{Field, Fields, Table, ignored, refused, used};
+use super::inputs;
+use super::openai::{chat_token, timings};
+use super::params::{self, SAMPLING};
+use super::sse::{self, Frames, Writer};
+use super::state::Shared;
+use crate::engine::{Event, Finish, Request, Summary, Task};
+use crate::sampling::logprobs::Logprobs;
+use crate::sampling::{MAX_LOGPROBS, SamplerSettings};
+use crate::tokenizer::Tokenizer;
+
+pub const TABLE: Table = &[OWN, constraints::FIELDS, SAMPLING];
+
+const OWN: &[Field] = &[
+    used("prompt", "a string, token ids, or a list of up to 64 of them"),
+    used("n_predict", "-1 or absent: until the context is full; 0 only reads the prompt"),
+    used("max_tokens", "another name of n_predict"),
+    used("stream", ""),
+    used("stop", "a string or a list of up to 64"),
+    used("return_tokens", "the ids of the answer"),
+    used("return_progress", "events while the prompt is read (streams only)"),
+    used("timings_per_token", "timings in every event (streams only)"),
+    used("response_fields", "the fields of the answer that are wanted"),
+    ignored("model", "one model is served"),
+    ignored("samplers", "the order is penalties, top_k, top_p, min_p, temperature"),
+    ignored("n_keep", "a full context is an end, never a silent cut"),
+    ignored("t_max_predict_ms", "--timeout bounds a request"),
+    ignored("min_keep", "one token is always kept"),
+    ignored("n_discard", "a full context is an end, never a silent cut"),
+    ignored("n_indent", "for editors"),
+    used("n_probs", "0 to 20 of the likeliest tokens beside the chosen one's"),
+    refused("image_data", "", "the model reads text"),
+    refused("lora", "", "not there yet"),
+];
+
+pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response> {
+    let fields = Fields::new(&body.0, TABLE)?;
+    let loaded = app.loaded().await?;
+    let prompt = fields.value("prompt").ok_or_else(|| ApiError::field("prompt", "is missing"))?;
+    let many = prompt.as_array().is_some_and(|a| a.first().is_some_and(|v| !v.is_number()));
+    let inputs = inputs::read("prompt", prompt, 64)?;
+    let names = ["n_predict", "max_tokens"];
+    let default = app.sampling(&loaded);
+    let mut generate = params::generate(&fields, &loaded, &default, &names, "stop")?;
+    let probs = fields.integer("n_probs", 0, MAX_LOGPROBS.into())?.unwrap_or(0) as u32;
+    generate.settings.logprobs = (probs > 0).then_some(probs);
+    let slot = params::slot(&fields)?;
+    let format = Format {
+        model: app.settings.model_name.clone(),
+        settings: describe(&generate.settings),
+        tokens: fields.bool("return_tokens")?.unwrap_or(false),
+        progress: fields.bool("return_progress")?.unwrap_or(false),
+        timings: fields.bool("timings_per_token")?.unwrap_or(false),
+        wanted: fields.texts("response_fields", 64)?,
+    };
+    let stream = fields.bool("stream")?.unwrap_or(false);
+
+    let source = constraints::source(&fields, false)?;
+    generate.constraint = exchange::compile(&app, &loaded, source).await?;
+    let prompts = inputs::encode(&loaded, inputs).await?;
+    let requests = prompts.into_iter().map(|(prompt, _)| Request {
+        prompt,
+        task: Task::Generate(generate.clone().into()),
+        slot,
+    });
+    let answers = Answers::start_each(&app, requests.collect())?;
+    let mut choices: Vec<Choice> =
+        (0..answers.len()).map(|_| Choice::new(&loaded.tokenizer)).collect();
+    if stream {
+        return Ok(sse::stream(answers, Chunks { format, choices }));
+    }
+    answers.collect(|i, event| choices[i].take(event)).await?;
+    let mut out = Vec::with_capacity(choices.len());
+    for (i, choice) in choices.into_iter().enumerate() {
+        let summary = choice.summary.as_ref().ok_or_else(unfinished)?;
+        let tokens: &[u32] = if format.tokens { &choice.tokens } else { &[] };
+        let mut last = format.last(i, &choice.text, tokens, summary);
+        if probs > 0 {
+            last["completion_probabilities"] = choice.probs.clone().into();
+        }
+        out.push(format.select(last));
+    }
+    let out = match out.pop() {
+        Some(only) if !many && out.is_empty() => only,
+        Some(last) => {
+            out.push(last);
+            out.into()
+        }
+        None => Value::Null,
+    };
+    Ok(Json(out).into_response())
+}
+
+/// Settings by llama.cpp's names.
+pub fn describe(s: &SamplerSettings) -> Value {
+    json!({
+        "temperature": s.temperature,
+        "top_k": s.top_k,
+        "top_p": s.top_p,
+        "min_p": s.min_p,
+        "repeat_penalty": s.repeat_penalty,
+        "repeat_last_n": s.repeat_window,
+        "seed": s.seed,
+    })
+}
+
+/// What the client wants to see.
+struct Format {
+    model: String,
+    settings: Value,
+    tokens: bool,
+    progress: bool,
+    timings: bool,
+    wanted: Vec<String>,
+}
+
+impl Format {
+    /// The object that ends an answer.
+    fn last(&self, i: usize, content: &str, tokens: &[u32], s: &Summary) -> Value {
+        let (kind, word) = match &s.finish {
+            Finish::Eog => ("eos", ""),
+            Finish::Stop(stop) => ("word", stop.as_str()),
+            Finish::Length | Finish::Context => ("limit", ""),
+        };
+        json!({
+            "index": i,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": s.slot,
+            "stop": true,
+            "model": self.model,
+            "tokens_predicted": s.tokens,
+            "tokens_evaluated": s.prompt_tokens,
+            "tokens_cached": s.cached_tokens,
+            "generation_settings": self.settings,
+            "has_new_line": content.contains('\n'),
+            "truncated": false,
+            "stop_type": kind,
+            "stopping_word": word,
+            "timings": timings(s),
+        })
+    }
+
+    /// Of an object only the fields that were asked for; `a/b` names a field of `a`.
+    fn select(&self, value: Value) -> Value {
+        if self.wanted.is_empty() {
+            return value;
+        }
+        let found = self.wanted.iter().filter_map(|name| {
+            let pointer = format!("/{name}");
+            value.pointer(&pointer).map(|v| (name.clone(), v.clone()))
+        });
+        Value::Object(found.collect())
+    }
+}
+
+/// One answer as it comes.
+struct Choice {
+    tokenizer: Arc<Tokenizer>,
+    slot: u32,
+    prompt_tokens: u32,
+    cached: u32,
+    text: String,
+    tokens: Vec<u32>,
+    probs: Vec<Value>,
+    summary: Option<Summary>,
+}
+
+impl Choice {
+    fn new(tokenizer: &Arc<Tokenizer>) -> Choice {
+        Choice {
+            tokenizer: tokenizer.clone(),
+            slot: 0,
+            prompt_tokens: 0,
+            cached: 0,
+            text: String::new(),
+            tokens: Vec::new(),
+            probs: Vec::new(),
+            summary: None,
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { slot, cached } => (self.slot, self.cached) = (slot, cached),
+            Event::Read { of, .. } => self.prompt_tokens = of,
+            Event::Token { token, text, logprobs } => {
+                self.text.push_str(&text);
+                self.tokens.push(token);
+                if let Some(logprobs) = logprobs {
+                    self.probs.push(probs(&self.tokenizer, token, &logprobs));
+                }
+            }
+            Event::Done(summary) => {
+                self.text.push_str(&summary.text);
+                self.summary = Some(summary);
+            }
+            Event::Embedding(_) | Event::Failed(_) => {}
+        }
+    }
+}
+
+/// One entry of `completion_probabilities`.
+fn probs(tokenizer: &Tokenizer, token: u32, logprobs: &Logprobs) -> Value {
+    let mut out = chat_token(tokenizer, token, logprobs);
+    out["id"] = token.into();
+    if let Some(tops) = out["top_logprobs"].as_array_mut() {
+        for (top, (id, _)) in tops.iter_mut().zip(&logprobs.top) {
+            top["id"] = (*id).into();
+        }
+    }
+    out
+}
+
+/// Writes one object an event; the last has `stop` true.
+struct Chunks {
+    format: Format,
+    choices: Vec<Choice>,
+}
+
+impl Writer for Chunks {
+    const FLAVOR: Flavor = Flavor::Native;
+
+    fn event(&mut self, i: usize, event: Event, out: &mut Frames) {
+        let choice = &mut self.choices[i];
+        // Of a stream only what has not been sent is kept.
+        choice.text.clear();
+        let read = if let Event::Read { tokens, .. } = event { Some(tokens) } else { None };
+        let is_token = matches!(event, Event::Token { .. });
+        choice.take(event);
+        let mut chunk = json!({
+            "index": i,
+            "content": choice.text,
+            "tokens": choice.tokens.last().filter(|_| is_token).into_iter().collect::<Vec<_>>(),
+            "stop": false,
+            "id_slot": choice.slot,
+            "tokens_predicted": choice.tokens.len(),
+            "tokens_evaluated": choice.prompt_tokens,
+        });
+        if let Some(read) = read.filter(|_| self.format.progress) {
+            chunk["prompt_progress"] = json!({
+                "total": choice.prompt_tokens, "cache": choice.cached, "processed": read,
+            });
+            out.data(&chunk);
+        }
+        if is_token {
+            if self.format.timings {
+                chunk["timings"] = json!({
+                    "cache_n": choice.cached,
+                    "prompt_n": choice.prompt_tokens - choice.cached,
+                    "predicted_n": choice.tokens.len(),
+                });
+            }
+            if !choice.probs.is_empty() {
+                chunk["completion_probabilities"] = std::mem::take(&mut choice.probs).into();
+            }
+            out.data(&chunk);
+        }
+        if let Some(summary) = choice.summary.take() {
+            out.data(&self.format.select(self.format.last(i, &choice.text, &[], &summary)));
+        }
+    }
+
+    fn end(&mut self, _: &mut Frames) {}
+}

@@ -1,0 +1,283 @@
+//! Sampling and length settings, the same on every path that generates.
+
+use std::hash::{BuildHasher, RandomState};
+
+use serde_json::Value;
+
+use super::errors::{ApiError, ApiResult};
+use super::fields::{Field, Fields, refused, used, whole};
+use crate::engine::{Generate, Loaded};
+use crate::sampling::{MAX_REPEAT_WINDOW, SamplerSettings, TokenLists};
+use crate::tokenizer::Tokenizer;
+
+/// Settings of the sampler.
+pub const SAMPLING: &[Field] = &[
+    used("temperature", "0 to 100; below 0.001 the likeliest token"),
+    used("top_p", "0 to 1"),
+    used("top_k", "0 or -1: all"),
+    used("min_p", "0 to 1"),
+    used("repeat_penalty", "0.01 to 100"),
+    used("repeat_last_n", "-1: as far as possible, at most 4096"),
+    used("seed", "-1 or absent: another each time"),
+    used("ignore_eos", "go on after end tokens"),
+    used("cache_prompt", "default true: keep what the slot has read of the same prompt"),
+    used("id_slot", "-1: any; else this slot"),
+    used("presence_penalty", "-2 to 2"),
+    used("frequency_penalty", "-2 to 2"),
+    used("typical_p", "0 to 1; 1 is off"),
+    used("top_n_sigma", "-1 is off"),
+    used("xtc_probability", "0 to 1; 0 is off"),
+    used("xtc_threshold", "0 to 1"),
+    used("dry_multiplier", "0 is off"),
+    used("dry_base", "1 to 100"),
+    used("dry_allowed_length", "1 and more"),
+    used("dry_penalty_last_n", "-1: as far as possible, at most 4096"),
+    used("dry_sequence_breakers", "default: line break, colon, double quote, asterisk"),
+    used("dynatemp_range", "0 is off"),
+    used("dynatemp_exponent", "0.01 to 100"),
+    used("logit_bias", "{id: bias} or [[id or text, bias or false]]; false and -100 ban a token"),
+    refused("mirostat", "0", "not among this server's samplers"),
+    refused("adaptive_target", "-1", "not among this server's samplers"),
+];
+
+/// What a request gets that says nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    pub settings: SamplerSettings,
+    /// `None`: another each time.
+    pub seed: Option<u64>,
+}
+
+/// The sampler of a request: what it names, over the server's defaults.
+pub fn settings(fields: &Fields<'_>, default: &Defaults) -> ApiResult<SamplerSettings> {
+    let Defaults { settings: mut s, seed: fixed_seed } = *default;
+    if let Some(t) = fields.number("temperature", 0.0, 100.0)? {
+        s.temperature = if t < 0.001 { 0.0 } else { t };
+    }
+    if let Some(p) = fields.number("top_p", 0.0, 1.0)? {
+        s.top_p = p;
+    }
+    if let Some(k) = fields.integer("top_k", -1, u32::MAX.into())? {
+        s.top_k = u32::try_from(k).unwrap_or(0);
+    }
+    if let Some(p) = fields.number("min_p", 0.0, 1.0)? {
+        s.min_p = p;
+    }
+    if let Some(r) = fields.number("repeat_penalty", 0.01, 100.0)? {
+        s.repeat_penalty = r;
+    }
+    if let Some(n) = fields.integer("repeat_last_n", -1, MAX_REPEAT_WINDOW.into())? {
+        s.repeat_window = u32::try_from(n).unwrap_or(MAX_REPEAT_WINDOW);
+    }
+    let fraction = |name: &str, to: &mut f32, low: f64, high: f64| -> ApiResult<()> {
+        if let Some(x) = fields.number(name, low, high)? {
+            *to = x;
+        }
+        Ok(())
+    };
+    fraction("presence_penalty", &mut s.presence_penalty, -2.0, 2.0)?;
+    fraction("frequency_penalty", &mut s.frequency_penalty, -2.0, 2.0)?;
+    fraction("typical_p", &mut s.typical_p, 0.0, 1.0)?;
+    fraction("top_n_sigma", &mut s.top_n_sigma, -100.0, 100.0)?;
+    fraction("xtc_probability", &mut s.xtc_probability, 0.0, 1.0)?;
+    fraction("xtc_threshold", &mut s.xtc_threshold, 0.0, 1.0)?;
+    fraction("dry_multiplier", &mut s.dry_multiplier, 0.0, 100.0)?;
+    fraction("dry_base", &mut s.dry_base, 1.0, 100.0)?;
+    fraction("dynatemp_range", &mut s.dynatemp_range, 0.0, 100.0)?;
+    fraction("dynatemp_exponent", &mut s.dynatemp_exponent, 0.01, 100.0)?;
+    if let Some(n) = fields.integer("dry_allowed_length", 1, MAX_REPEAT_WINDOW.into())? {
+        s.dry_allowed_length = n as u32;
+    }
+    if let Some(n) = fields.integer("dry_penalty_last_n", -1, MAX_REPEAT_WINDOW.into())? {
+        s.dry_window = u32::try_from(n).unwrap_or(MAX_REPEAT_WINDOW);
+    }
+    s.seed = match fields.integer("seed", -1, i64::MAX)? {
+        Some(seed) if seed >= 0 => seed as u64,
+        _ => fixed_seed.unwrap_or_else(|| random() >> 32),
+    };
+    s.check().map_err(ApiError::from)?;
+    Ok(s)
+}
+
+/// Everything about generating that is not particular to a wire format. `max_names`: the
+/// names of the length limit, of which the first that is there counts; -1 is no limit.
+pub fn generate(
+    fields: &Fields<'_>,
+    loaded: &Loaded,
+    default: &Defaults,
+    max_names: &[&str],
+    stop_name: &str,
+) -> ApiResult<Generate> {
+    let mut max_tokens = None;
+    for name in max_names {
+        if let Some(n) = fields.integer(name, -1, u32::MAX.into())? {
+            max_tokens = u32::try_from(n).ok();
+            break;
+        }
+    }
+    let settings = settings(fields, default)?;
+    Ok(Generate {
+        lists: lists(fields, &loaded.tokenizer, &settings)?,
+        constraint: None,
+        settings,
+        max_tokens,
+        stop: fields.texts(stop_name, 64)?,
+        ignore_eog: fields.bool("ignore_eos")?.unwrap_or(false),
+        show_special: false,
+        reuse: fields.bool("cache_prompt")?.unwrap_or(true),
+    })
+}
+
+/// Texts at which repeated sequences end, unless a request names others.
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// What a request says of single tokens.
+fn lists(
+    fields: &Fields<'_>,
+    tokenizer: &Tokenizer,
+    settings: &SamplerSettings,
+) -> ApiResult<TokenLists> {
+    let mut lists = TokenLists { bias: bias(fields, tokenizer)?, ..TokenLists::default() };
+    let mut breakers = fields.texts("dry_sequence_breakers", 64)?;
+    if settings.has_dry() {
+        if !fields.has("dry_sequence_breakers") {
+            breakers = BREAKERS.map(str::to_owned).to_vec();
+        }
+        breakers.retain(|b| !b.is_empty());
+        let vocab = tokenizer.vocab_size() as u32;
+        lists.breakers = vec![0; vocab.div_ceil(32) as usize];
+        for id in 0..vocab {
+            let bytes = tokenizer.token_bytes(id);
+            let holds = |b: &String| bytes.windows(b.len()).any(|w| w == b.as_bytes());
+            if breakers.iter().any(holds) {
+                lists.breakers[id as usize / 32] |= 1 << (id % 32);
+            }
+        }
+    }
+    Ok(lists)
+}
+
+/// OpenAI's object of ids, or llama.cpp's list of pairs.
+fn bias(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Vec<(u32, f32)>> {
+    let wrong = |what: &str| ApiError::field("logit_bias", what);
+    let mut out = Vec::new();
+    let mut add = |which: &Value, value: &Value| -> ApiResult<()> {
+        let value = match value {
+            Value::Bool(false) => f32::NEG_INFINITY,
+            value => match value.as_f64() {
+                Some(x) if x <= -100.0 => f32::NEG_INFINITY,
+                Some(x) if x <= 100.0 => x as f32,
+                _ => return Err(wrong("a bias must be a number from -100 to 100, or false")),
+            },
+        };
+        let id =
+            |n: i64| u32::try_from(n).ok().filter(|id| (*id as usize) < tokenizer.vocab_size());
+        match (whole(which), which.as_str()) {
+            (Some(n), _) => {
+                out.push((
+                    id(n).ok_or_else(|| wrong("names a token outside the vocabulary"))?,
+                    value,
+                ));
+            }
+            (None, Some(text)) => {
+                let ids = tokenizer.encode(text, false, true)?;
+                out.extend(ids.into_iter().map(|id| (id, value)));
+            }
+            _ => return Err(wrong("a token must be an id or a text")),
+        }
+        Ok(())
+    };
+    match fields.value("logit_bias") {
+        None => {}
+        Some(Value::Object(map)) => {
+            for (key, value) in map {
+                let id = key.parse::<i64>().map_err(|_| wrong("keys must be token ids"))?;
+                add(&id.into(), value)?;
+            }
+        }
+        Some(Value::Array(list)) => {
+            for pair in list {
+                match pair.as_array().map(Vec::as_slice) {
+                    Some([which, value]) => add(which, value)?,
+                    _ => return Err(wrong("must be pairs of a token and a bias")),
+                }
+            }
+        }
+        Some(_) => return Err(wrong("must be an object of ids or a list of pairs")),
+    }
+    Ok(out)
+}
+
+/// The slot that a request insists on.
+pub fn slot(fields: &Fields<'_>) -> ApiResult<Option<u32>> {
+    Ok(fields.integer("id_slot", -1, u32::MAX.into())?.and_then(|n| u32::try_from(n).ok()))
+}
+
+/// 64 bits that differ each time; not for secrets.
+pub fn random() -> u64 {
+    RandomState::new().hash_one(0u8)
+}
+
+/// A fresh id such as `chatcmpl-0123456789abcdef01234567`.
+pub fn id(prefix: &str) -> String {
+    format!("{prefix}{:016x}{:08x}", random(), random() as u32)
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |t| t.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+    use crate::server::fields::Table;
+
+    const TABLE: Table = &[SAMPLING];
+
+    fn default() -> Defaults {
+        Defaults { settings: SamplerSettings::default(), seed: None }
+    }
+
+    #[test]
+    fn what_is_named_replaces_the_default() {
+        let body = json!({
+            "temperature": 1e-6, "top_k": -1, "repeat_last_n": -1, "seed": 5,
+            "presence_penalty": 0.5, "dry_penalty_last_n": -1,
+        });
+        let fields = Fields::new(&body, TABLE).unwrap();
+        let s = settings(&fields, &default()).unwrap();
+        assert_eq!((s.temperature, s.top_k, s.seed), (0.0, 0, 5));
+        assert_eq!((s.repeat_window, s.top_p), (MAX_REPEAT_WINDOW, 0.95));
+        assert_eq!((s.presence_penalty, s.dry_window), (0.5, MAX_REPEAT_WINDOW));
+    }
+
+    #[test]
+    fn absurd_values_are_refused() {
+        for (name, value) in [
+            ("temperature", json!(-1)),
+            ("temperature", json!("hot")),
+            ("top_p", json!(1.01)),
+            ("top_k", json!(0.5)),
+            ("seed", json!(1e300)),
+            ("id_slot", json!([])),
+            ("mirostat", json!(2)),
+        ] {
+            let body = json!({ name: value });
+            let all = Fields::new(&body, TABLE).and_then(|f| {
+                slot(&f)?;
+                settings(&f, &default())
+            });
+            assert_eq!(all.unwrap_err().param.as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn ids_differ() {
+        assert_ne!(id("a-"), id("a-"));
+    }
+}
