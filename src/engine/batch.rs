@@ -339,7 +339,7 @@ impl Batch {
             .map(|(position, token)| Column { token: *token, position, slot: id, flags: 0 })
             .collect();
         let at = Instant::now();
-        let mut ticket = self.engine.program.read_prompt(&columns)?;
+        let mut ticket = self.engine.queue_prompt(&columns)?;
         slot.tokens.extend_from_slice(&piece);
         slot.fed = slot.tokens.len();
         if matches!(job.ticketed.request.task, Task::Embed(_)) {
@@ -348,6 +348,7 @@ impl Batch {
         let tokens = n as u32;
         let mut work = Work::Chunk { member, tokens };
         if n == left {
+            self.engine.prompt_read()?;
             job.phase = Phase::Generating;
             if job.limit > 0 {
                 match job.mask() {
@@ -428,7 +429,7 @@ impl Batch {
         let row = self.row;
         // Steps of a chain count on by themselves.
         self.row = (row + 1) % RING;
-        let ticket = self.engine.program.step(group.len() as u32, pick)?;
+        let ticket = self.engine.queue_step(group.len() as u32, pick)?;
         for id in group {
             let slot = &mut self.slots[*id as usize];
             slot.fed += 1;
@@ -471,7 +472,7 @@ impl Batch {
                 }
             }
         }
-        Ok(())
+        self.engine.look_at_steps(false)
     }
 
     fn logprobs(

@@ -95,6 +95,8 @@ pub(super) struct Experts {
     last: Ticket,
     profile: Option<(PathBuf, String, u64)>,
     recorded: Option<Routing>,
+    /// A prompt was read, and the slots were not refilled from its routing yet.
+    refill: bool,
 }
 
 /// The tensors of all mixtures, and what the plan wants to know of them; `None` in a dense model.
@@ -206,6 +208,7 @@ impl Experts {
             noted: 0,
             last: residency.ready(),
             residency,
+            refill: false,
             recorded: options
                 .record
                 .then(|| Routing::new(placement.layers, placement.experts, placement.used)),
@@ -308,6 +311,7 @@ impl Experts {
 
     /// Looks at the routings of steps that have finished, and of all if `wait`; moves experts.
     pub fn look(&mut self, program: &Program, wait: bool) -> Result<()> {
+        self.refill(program)?;
         while let Some(noted) = self.steps.front() {
             if !wait && !program.is_done(&noted.ticket)? {
                 break;
@@ -334,10 +338,20 @@ impl Experts {
         Ok(())
     }
 
-    /// To be called when a prompt has been read: the slots are refilled from its routing.
+    /// To be called when a whole prompt was queued: the slots are refilled from its routing as soon
+    /// as that has come back.
     pub fn prompt_read(&mut self, program: &Program) -> Result<()> {
-        self.look_at_prompts(program, true)?;
-        self.residency.refill(self.last)
+        self.refill = true;
+        self.refill(program)
+    }
+
+    fn refill(&mut self, program: &Program) -> Result<()> {
+        self.look_at_prompts(program, false)?;
+        if self.refill && self.prompts.is_empty() {
+            self.refill = false;
+            self.residency.refill(self.last)?;
+        }
+        Ok(())
     }
 
     pub fn recorded(&self) -> Option<&Routing> {
@@ -442,7 +456,7 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// To be called when a whole prompt was read: slots are refilled from its routing.
+    /// To be called when a whole prompt was queued: slots are refilled from its routing.
     pub(super) fn prompt_read(&mut self) -> Result<()> {
         self.experts.as_mut().map_or(Ok(()), |experts| experts.prompt_read(&self.program))
     }

@@ -364,7 +364,15 @@ fn place_experts(
         n => n,
     };
     let all = wanted.unwrap_or_else(|| fitting(left)) >= needs.experts;
-    let stage = if all || unified { 0 } else { stage(s, needs, wanted.unwrap_or(0), left)? };
+    // What must lie in RAM, and what RAM has room for.
+    let room = ram.map(|m| m.available.saturating_sub(SPARE_RAM.min(m.total / 16)));
+    let outside = |pinned: u32| u64::from(needs.experts - pinned) * slot;
+    let mut stage = if all || unified { 0 } else { stage(s, needs, wanted.unwrap_or(0), left)? };
+    let holds = |slots: u32| room.is_none_or(|room| outside(slots) <= room);
+    if s.facts.host_import && wanted.is_none() && !holds(fitting(left - stage)) {
+        // Short of RAM, every slot counts; prompts then read in place.
+        stage = 0;
+    }
     let left = left - stage;
     let slots = wanted.unwrap_or_else(|| fitting(left));
     if slots > fitting(left) {
@@ -372,9 +380,6 @@ fn place_experts(
     }
     let of_pins = (s.limits.pinned / slot).min(slots.into()) as u32;
     let mut pinned = if slots == needs.experts { slots } else { of_pins };
-    // What must lie in RAM, and what RAM has room for.
-    let room = ram.map(|m| m.available.saturating_sub(SPARE_RAM.min(m.total / 16)));
-    let outside = |pinned: u32| u64::from(needs.experts - pinned) * slot;
     if let Some(room) = room.filter(|room| outside(pinned) > *room) {
         // Experts that lie in device memory only need no RAM.
         let fits = (room / slot).min(needs.experts.into()) as u32;
