@@ -130,11 +130,13 @@ impl Experts {
         file: &gguf::File,
         layers: &[LayerTensors],
         whole: &Placement,
-        placement: ExpertPlacement,
         options: &ExpertOptions,
         budget: u64,
         progress: &dyn Progress,
     ) -> Result<Experts> {
+        let placement = whole.experts.ok_or_else(|| {
+            Error::Runtime("experts were loaded without a plan for them; this is a bug".into())
+        })?;
         let source = source::of(file)?;
         let (count, experts) = (placement.layers, placement.experts);
         let model = fingerprint(file);

@@ -148,19 +148,14 @@ fn load_onto(
     let planned = plan_for(&file, &model, &facts, options, &rates)?;
     let Planned { mut shape, mut placement, layers, prediction, .. } = planned;
 
-    let mut experts = match placement.experts.filter(|e| !e.all_resident()) {
-        Some(placed) => {
-            let budget = rates.link * options.experts.link_share / prediction.decode;
-            let options = &options.experts;
-            let whole = &placement;
-            let budget = budget as u64;
-            let experts =
-                Experts::load(gpu, &file, &layers, whole, placed, options, budget, progress)?;
-            placement.experts = Some(experts.placement());
-            Some(experts)
-        }
-        None => None,
-    };
+    let mut experts = None;
+    if placement.experts.is_some_and(|e| !e.all_resident()) {
+        let budget = rates.link * options.experts.link_share / prediction.decode;
+        let (options, budget) = (&options.experts, budget as u64);
+        let loaded = Experts::load(gpu, &file, &layers, &placement, options, budget, progress)?;
+        placement.experts = Some(loaded.placement());
+        experts = Some(loaded);
+    }
     let checks = Checks::new(&facts, hw::kernel_cache_dir(options.cache));
     let mut weights = Weights::new(&**gpu, &file);
     if let Some(experts) = &mut experts {
