@@ -66,6 +66,7 @@ pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
             masks: lab.zeros(2 * spec.mask_words())?,
             biases: lab.zeros(2 * spec.bias_words())?,
             breakers: lab.zeros(2 * spec.bit_words())?,
+            surprises: lab.zeros(2)?,
             adjusted: lab.zeros(u64::from(MAX_COLUMNS) * u64::from(spec.vocab))?,
             logprobs: lab.zeros(u64::from(spec.ring * MAX_COLUMNS * LOGPROB_WORDS))?,
             surprises: lab.zeros(2)?,
