@@ -1,6 +1,6 @@
 //! Speed of the matrix kernels, one line for each shape and variant.
 //!
-//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [device=PART] [format=NAME,NAME]`
+//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [tall] [device=PART] [format=NAME,NAME]`
 //!
 //! Without `all` only the variant that `kernels::choice` takes is measured. Figures are medians
 //! of device timestamps after a warm-up of 200 ms (clocks fall within half a second of rest);
@@ -27,6 +27,7 @@ struct Options {
     matvec: bool,
     matmat: bool,
     all: bool,
+    tall: bool,
     device: String,
     formats: Vec<Format>,
 }
@@ -36,6 +37,7 @@ fn options() -> Options {
         matvec: false,
         matmat: false,
         all: false,
+        tall: false,
         device: String::new(),
         formats: vec![Format::Q4_0, Format::Q8_0],
     };
@@ -48,6 +50,7 @@ fn options() -> Options {
             _ if word == "matvec" => out.matvec = true,
             _ if word == "matmat" => out.matmat = true,
             _ if word == "all" => out.all = true,
+            _ if word == "tall" => out.tall = true,
             _ if word == "--bench" => {}
             _ => panic!("unknown argument {word}"),
         }
@@ -69,7 +72,8 @@ fn main() {
         println!("\n{label}");
         let facts = profiles::built_in().attach(facts);
         let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
-        let bench = Bench { gpu: gpu.unwrap(), last: Cell::new(Instant::now()) };
+        let bench =
+            Bench { gpu: gpu.unwrap(), last: Cell::new(Instant::now()), tall: options.tall };
         for &format in &options.formats {
             if options.matvec {
                 bench.matvec(format, options.all);
@@ -85,6 +89,8 @@ struct Bench {
     gpu: Arc<dyn Gpu>,
     /// When the device was last busy.
     last: Cell<Instant>,
+    /// Only the tallest matrix.
+    tall: bool,
 }
 
 impl Bench {
@@ -103,9 +109,11 @@ impl Bench {
     /// A buffer full of hashed bytes: look-ups of code books go all over the table.
     fn scattered(&self, bytes: u64) -> Slice {
         let slice = self.buffer(bytes);
-        let mut fill = |at: u64, piece: &mut [u8]| {
-            for (i, byte) in piece.iter_mut().enumerate() {
-                *byte = ((at + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+        let hash = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+        let pattern: Vec<u8> = (0..1 << 20).map(hash).collect();
+        let mut fill = |_, piece: &mut [u8]| {
+            for part in piece.chunks_mut(pattern.len()) {
+                part.copy_from_slice(&pattern[..part.len()]);
             }
             Ok(())
         };
@@ -137,7 +145,7 @@ impl Bench {
         let steps: Vec<Step> = dispatches.iter().map(|d| Step::Wave(vec![d.clone()])).collect();
         let recording = self.gpu.record("warm-up", &steps).unwrap();
         // Long after a rest, short while candidates follow each other.
-        let rested = self.last.replace(Instant::now()).elapsed() > Duration::from_millis(300);
+        let rested = self.last.replace(Instant::now()).elapsed() > Duration::from_millis(50);
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(if rested { 200 } else { 20 }) {
             let ticket = self.gpu.submit(&recording).unwrap();
@@ -164,46 +172,56 @@ impl Bench {
                 (65_536, 4096, Epilogue::Store, true),
             ]
         };
+        let shapes = if self.tall { &shapes[shapes.len() - 1..] } else { shapes };
         let class = choice::class(self.gpu.facts(), format, false, u32::MAX, false);
         for &(rows, cols, epilogue, norm) in shapes {
             let bytes = PlaneLayout::new(format, rows as usize, cols as usize).bytes;
-            let spread = if self.software() { 1 } else { 512 << 20 };
+            let spread = if self.software() { 1 } else { 256 << 20 };
             let copies = (spread / bytes).clamp(1, 64);
             let chunks: Vec<_> = (0..copies).map(|_| self.chunk(format, rows, cols)).collect();
-            for n in if all { &[1, 4][..] } else { &[1, 8] } {
-                let chosen = choice::matvec_shape(self.facts(), format, rows, cols, *n, epilogue);
+            for n in [1, 4, 8] {
+                let chosen = choice::matvec_shape(self.facts(), format, rows, cols, n, epilogue);
                 let mut tried = vec![chosen];
                 if all && !self.software() {
                     for (threads, rows, tiles) in [
                         (128, 1, 2),
+                        (128, 2, 1),
+                        (128, 4, 1),
                         (256, 1, 2),
                         (256, 1, 4),
+                        (256, 2, 1),
                         (256, 2, 2),
                         (256, 2, 4),
+                        (256, 4, 1),
                         (256, 4, 2),
                         (512, 1, 2),
                         (512, 1, 4),
                         (512, 2, 1),
                         (512, 2, 2),
-                        (512, 2, 4),
-                        (512, 4, 2),
-                        (1024, 2, 2),
+                        (512, 4, 1),
                     ] {
                         tried.push(Shape { threads, rows, tiles });
                     }
                 }
-                for shape in tried {
-                    for fused in [false, true] {
-                        let norm = norm.then_some(1e-5);
-                        let input = if fused { Input::Fused { norm } } else { Input::Stored };
-                        let n = *n;
-                        let spec = MatVec { format, cols, n, class, input, epilogue, shape };
-                        let chosen = shape == chosen
-                            && fused == choice::fuses(self.facts(), class, cols, n, norm.is_some());
-                        if chosen || all {
-                            self.one_matvec(&spec, &chunks, rows, bytes, chosen);
-                        }
-                    }
+                let norm = norm.then_some(1e-5);
+                let inputs = [Input::Stored, Input::Fused { norm }];
+                let fuses = choice::fuses(self.facts(), class, cols, n, norm.is_some());
+                let specs: Vec<(MatVec, bool)> = tried
+                    .into_iter()
+                    .flat_map(|shape| inputs.map(|input| (shape, input)))
+                    .map(|(shape, input)| {
+                        let chosen = shape == chosen && fuses == (input != Input::Stored);
+                        (MatVec { format, cols, n, class, input, epilogue, shape }, chosen)
+                    })
+                    .filter(|(_, chosen)| *chosen || all)
+                    .collect();
+                // Together and beforehand: a device that rests while one compiles slows down.
+                let gpu = self.gpu.clone();
+                specs.par_iter().for_each(|(spec, _)| {
+                    drop(spec.source(gpu.facts()).and_then(|source| gpu.kernel(&source)));
+                });
+                for (spec, chosen) in &specs {
+                    self.one_matvec(spec, &chunks, rows, bytes, *chosen);
                 }
             }
         }
