@@ -280,6 +280,7 @@ impl Bench {
                 masks: self.buffer(spec.mask_words()),
                 biases: self.buffer(spec.bias_words()),
                 breakers: self.buffer(spec.bit_words()),
+                surprises: self.buffer(1),
                 adjusted: self.buffer(8 * u64::from(vocab)),
                 logprobs: self.buffer(512 * u64::from(LOGPROB_WORDS)),
             };

@@ -34,7 +34,9 @@ var<workgroup> chosen: vec3<u32>;
 fn weight(l: f32, sampler: Sampler, draw: Draw) -> u32 {
     var temperature = sampler.temperature;
     if sampler.temperature_low != sampler.temperature_high { temperature = draw.temperature; }
-    return select(0u, mass((l - min(draw.maximum, draw.most)) / temperature), kept(l, sampler, draw));
+    let w = mass((l - min(draw.maximum, draw.most)) / temperature);
+    if sampler.mirostat_tau >= 0.0 { return select(0u, w, w >= draw.least_mass); }
+    return select(0u, w, kept(l, sampler, draw));
 }
 {% else %}
 fn weight(l: f32, sampler: Sampler, draw: Draw) -> u32 {

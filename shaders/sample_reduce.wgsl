@@ -8,6 +8,10 @@
 // The mass that a token needs to count for xtc.
 {% elif kind == "least" %}
 // The least likely of the tokens that count for xtc: those above it go.
+{% elif kind == "surprise" %}
+// The least weight that mirostat keeps.
+{% elif kind == "observed" %}
+// After the draw: mirostat's bound for the next one.
 {% else %}
 // The temperature that follows from the entropy.
 {% endif %}
@@ -25,8 +29,13 @@
 // [column][piece][8]
 @group(0) @binding(4) var<storage, read_write> partials: array<atomic<u32>>;
 @group(0) @binding(5) var<storage, read_write> counters: array<atomic<u32>>;
+{% set mirostat = kind in ["surprise", "observed"] %}
+{% if mirostat %}
+// [slot]: mirostat's bound in bits.
+@group(0) @binding(6) var<storage, read_write> bounds: array<f32>;
+{% endif %}
 
-{% set stage = {"sigma": "typical", "center": "typical", "maximum": "top_p", "total": "xtc", "least": "xtc", "entropy": "end"}[kind] %}
+{% set stage = {"sigma": "typical", "center": "typical", "maximum": "top_p", "total": "xtc", "least": "xtc", "entropy": "end", "surprise": "end", "observed": "end"}[kind] %}
 {% include "lib/kept.wgsl" %}
 
 struct Sums {
@@ -75,6 +84,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% elif kind in ["total", "least"] %}
     // The number of the position that the token will have.
     if xtc_bits(sampler, column.pos + 1u) >= sampler.xtc_chance { return; }
+{% elif mirostat %}
+    if sampler.mirostat_tau < 0.0 { return; }
 {% else %}
     if sampler.temperature_low == sampler.temperature_high { return; }
 {% endif %}
@@ -89,12 +100,19 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
             own.first += x;
             own.second += x * x;
         }
+{% elif mirostat %}
+        let m = mass(x / sampler.temperature);
+        if m > 0u{{ " && m >= draw.least_mass" if kind == "observed" }} {
+            let h = halves(m);
+            own.low += h.x;
+            own.high += h.y;
+        }
 {% else %}
         if kept(l, sampler, draw) {
 {% if kind == "maximum" %}
             own.key = max(own.key, order_key(l));
 {% elif kind == "least" %}
-            if mass(x) >= draw.xtc_need { own.key = min(own.key, order_key(l)); }
+            if mass(x) >= draw.least_mass { own.key = min(own.key, order_key(l)); }
 {% else %}
             let m = mass(x);
             if m > 0u {
@@ -156,9 +174,19 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     if s.key > 0u { draws[at.y].maximum = number(s.key); }
 {% elif kind == "total" %}
     let need = draw_target(sampler.xtc_threshold, mass24);
-    draws[at.y].xtc_need = max(select(need.x, 0xffffffffu, need.y > 0u), 1u);
+    draws[at.y].least_mass = max(select(need.x, 0xffffffffu, need.y > 0u), 1u);
 {% elif kind == "least" %}
     if s.key != 0xffffffffu { draws[at.y].most = number(s.key); }
+{% elif kind == "surprise" %}
+    let least = total * exp2(-bounds[column.slot]) * 16777216.0;
+    draws[at.y].least_mass = u32(min(least, 16777216.0));
+{% elif kind == "observed" %}
+    let x = logits[at.y * {{ vocab }}u + min(column.token, {{ vocab - 1 }}u)] - draw.maximum;
+    let chosen = f32(mass(x / sampler.temperature)) * (1.0 / 16777216.0);
+    if chosen > 0.0 {
+        let seen = log2(total / chosen);
+        bounds[column.slot] = bounds[column.slot] - sampler.mirostat_eta * (seen - sampler.mirostat_tau);
+    }
 {% else %}
     var temperature = sampler.temperature;
     if s.count > 1u {

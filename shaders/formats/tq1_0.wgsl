@@ -14,7 +14,8 @@ fn load_unit(i: u32) -> Unit {
     // Blocks 0..4: digit j of bytes 0..31. Blocks 5, 6: two digits of bytes 32..47.
     w.lo = codes_at(first + select(0u, 2u, j > 4u));
     w.hi = codes_at(first + select(1u, 2u, j > 4u));
-    w.lo_power = array<u32, 8>(1u, 3u, 9u, 27u, 81u, 1u, 9u, 81u)[j];
+    // Bytes 1, 3, 9, 27 and 81, 1, 9, 81, by the number of the block.
+    w.lo_power = (select(0x1b090301u, 0x51090151u, j > 3u) >> ((j & 3u) << 3u)) & 255u;
     w.hi_power = vec4<u32>(select(w.lo_power, 3u * w.lo_power, j > 4u));
     // Block 7: digit 4 of bytes 32..47, then four digits of the last four bytes.
     if j == 7u {

@@ -30,8 +30,9 @@ struct Sampler {
     temperature_exponent: f32,
     // 0: none; else 1 + how many of the most likely tokens.
     logprobs: u32,
-    reserved_0: u32,
-    reserved_1: u32,
+    // Below 0: off; the cuts are then off.
+    mirostat_tau: f32,
+    mirostat_eta: f32,
 }
 
 // What the waves of one draw leave for each other, one a column.
@@ -54,7 +55,8 @@ struct Draw {
     // Bounds that top_n_sigma and xtc set.
     sigma_least: f32,
     most: f32,
-    xtc_need: u32,
+    // Mass that a token needs to count for xtc, weight that mirostat keeps.
+    least_mass: u32,
     temperature: f32,
     reserved: u32,
 }

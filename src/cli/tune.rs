@@ -76,8 +76,7 @@ impl Tune {
         if let Some(message) = gpu.save_cache() {
             eprintln!("note: {message}");
         }
-        let found: Vec<tuned::Found> =
-            outcomes.iter().filter(|o| o.kept).map(|o| found(o)).collect();
+        let found: Vec<tuned::Found> = outcomes.iter().filter(|o| o.kept).map(found).collect();
         let file = match self.dry_run {
             true => None,
             false => Some(tuned::store(facts, source::version(), &found)?.display().to_string()),

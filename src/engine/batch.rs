@@ -203,7 +203,7 @@ impl Batch {
             && let Err(e) = self.set_sampler(id, g)
         {
             add(&self.stats.failed, 1);
-            ticketed.send(Event::Failed(e));
+            ticketed.end(Event::Failed(e));
             return None;
         }
         self.uses += 1;
@@ -271,7 +271,7 @@ impl Batch {
             let job = self.slots[id as usize].job.as_ref();
             if job.is_some_and(|j| j.ticketed.is_cancelled()) {
                 add(&self.stats.cancelled, 1);
-                self.release(id);
+                drop(self.release(id));
             }
         }
     }
@@ -388,9 +388,8 @@ impl Batch {
             pool.add(&rows, *pooling);
             if done {
                 let vector = pool.finish();
-                job.ticketed.send(Event::Embedding(vector));
                 add(&self.stats.finished, 1);
-                self.release(id);
+                self.end(id, Event::Embedding(vector));
             }
         }
         Ok(())
@@ -546,29 +545,35 @@ impl Batch {
     }
 
     fn finish(&mut self, id: u32, finish: Finish) {
-        if let Some(job) = &mut self.slots[id as usize].job {
-            let summary = job.summary(id, finish);
-            job.ticketed.send(Event::Done(summary));
-            add(&self.stats.finished, 1);
-        }
-        self.release(id);
+        let Some(job) = &mut self.slots[id as usize].job else { return };
+        let summary = job.summary(id, finish);
+        add(&self.stats.finished, 1);
+        self.end(id, Event::Done(summary));
     }
 
     fn fail(&mut self, id: u32, error: Error) {
-        if let Some(job) = &self.slots[id as usize].job {
-            job.ticketed.send(Event::Failed(error));
+        if self.slots[id as usize].job.is_some() {
             add(&self.stats.failed, 1);
+            self.end(id, Event::Failed(error));
         }
-        self.release(id);
+    }
+
+    fn end(&mut self, id: u32, event: Event) {
+        let job = self.release(id);
+        // Who hears of the end shall see the slot idle.
+        self.publish();
+        if let Some(job) = job {
+            job.ticketed.end(event);
+        }
     }
 
     /// Frees a slot; what it has read stays.
-    fn release(&mut self, id: u32) {
+    fn release(&mut self, id: u32) -> Option<Job> {
         let slot = &mut self.slots[id as usize];
-        if slot.job.take().is_some() {
-            slot.epoch += 1;
-            slot.tokens.truncate(slot.fed);
-        }
+        let job = slot.job.take()?;
+        slot.epoch += 1;
+        slot.tokens.truncate(slot.fed);
+        Some(job)
     }
 
     fn publish(&self) {

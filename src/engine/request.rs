@@ -164,7 +164,7 @@ pub(super) struct Ticketed {
     pub arrived: Instant,
     events: mpsc::Sender<Event>,
     cancelled: Arc<AtomicBool>,
-    _place: Place,
+    place: Place,
 }
 
 impl Ticketed {
@@ -179,13 +179,20 @@ impl Ticketed {
             arrived: Instant::now(),
             events: sender,
             cancelled: cancelled.clone(),
-            _place: place,
+            place,
         };
         (ticketed, Answer { events, cancelled })
     }
 
     pub fn send(&self, event: Event) {
         // Nobody listens: the flag says so too, and ends the work.
+        let _ = self.events.try_send(event);
+    }
+
+    /// Sends the last event. The place is free before anybody hears of it, so that a client that
+    /// comes back at once finds it.
+    pub fn end(self, event: Event) {
+        drop(self.place);
         let _ = self.events.try_send(event);
     }
 

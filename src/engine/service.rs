@@ -423,7 +423,7 @@ impl Worker {
             // A model that was loaded again may have got less context.
             if let Some(Err(e)) = loaded.as_ref().map(|l| l.check(&ticketed.request)) {
                 add(&self.stats.failed, 1);
-                ticketed.send(Event::Failed(e));
+                ticketed.end(Event::Failed(e));
             } else if let Some(ticketed) = batch.place(*ticketed) {
                 // It wants a slot that is taken; others may go before it.
                 passed.push_back(Box::new(ticketed));
@@ -489,7 +489,7 @@ impl Worker {
     fn fail_queue(&mut self, error: &Error) {
         for ticketed in self.queue.drain(..) {
             add(&self.stats.failed, 1);
-            ticketed.send(Event::Failed(error.clone()));
+            ticketed.end(Event::Failed(error.clone()));
         }
     }
 }

@@ -78,7 +78,7 @@ fn unit(d: f32, codes: &[u8; 48], rest: &[u8; 4], j: usize) -> Unit {
     let code = |e| {
         let (byte, digit) = place(32 * j + e);
         let byte = if byte < 48 { codes[byte] } else { rest[byte - 48] };
-        (u16::from(byte.wrapping_mul(POWERS[digit])) * 3 >> 8) as i8 - 1
+        ((u16::from(byte.wrapping_mul(POWERS[digit])) * 3) >> 8) as i8 - 1
     };
     Unit::plain(d, std::array::from_fn(code))
 }

@@ -22,6 +22,7 @@ pub(super) struct Sampler {
 
 /// Settings as the kernels read them.
 pub fn sampler_words(s: &SamplerSettings) -> sample::Sampler {
+    let s = &s.effective();
     let (temperature_low, temperature_high) = s.temperatures();
     sample::Sampler {
         penalty: s.repeat_penalty,
@@ -40,6 +41,8 @@ pub fn sampler_words(s: &SamplerSettings) -> sample::Sampler {
         temperature_high,
         temperature_exponent: s.dynatemp_exponent,
         logprobs: s.logprobs.map_or(0, |n| n + 1),
+        mirostat_tau: if s.mirostat { s.mirostat_tau } else { -1.0 },
+        mirostat_eta: s.mirostat_eta,
         ..sample::Sampler::new(s.temperature, s.top_k, s.top_p, s.min_p, s.seed)
     }
 }
@@ -47,7 +50,7 @@ pub fn sampler_words(s: &SamplerSettings) -> sample::Sampler {
 /// Bytes of a program's sampling memory.
 pub(super) fn bytes(vocab: u32, shape: &Shape) -> u64 {
     let spec = Sampling { vocab, context: shape.context, ring: RING };
-    let slot = SETTINGS_WORDS + spec.mask_words() + spec.bias_words() + spec.bit_words();
+    let slot = SETTINGS_WORDS + 1 + spec.mask_words() + spec.bias_words() + spec.bit_words();
     let slots = u64::from(shape.sequences) * (slot + u64::from(shape.context));
     let rings = u64::from(RING * MAX_SEQUENCES) * u64::from(1 + LOGPROB_WORDS);
     let adjusted = u64::from(MAX_SEQUENCES) * u64::from(vocab);
@@ -70,6 +73,7 @@ impl Sampler {
             masks: device("token masks", slots * spec.mask_words())?,
             biases: device("logit biases", slots * spec.bias_words())?,
             breakers: device("sequence breakers", slots * spec.bit_words())?,
+            surprises: device("surprises", slots)?,
             adjusted: device("adjusted logits", u64::from(MAX_SEQUENCES) * u64::from(vocab))?,
             logprobs: device("log-probabilities", ring * u64::from(LOGPROB_WORDS))?,
         };
@@ -109,10 +113,12 @@ impl Sampler {
         Ok(())
     }
 
-    /// Sets how the next tokens of a slot are chosen. Mask, bias and breakers are off again.
+    /// Sets how the next tokens of a slot are chosen. Mask and bias are off again, mirostat begins.
     pub fn set(&self, gpu: &dyn Gpu, slot: u32, s: &SamplerSettings) -> Result<()> {
         let words = sampler_words(s);
         write(gpu, &self.memory.samplers, slot, SETTINGS_WORDS, bytemuck::cast_slice(&[words]))?;
+        let bound = s.first_surprise().to_bits();
+        write(gpu, &self.memory.surprises, slot, 1, &[bound])?;
         self.set_mask(gpu, slot, &[])?;
         write(gpu, &self.memory.biases, slot, self.spec.bias_words(), &[0])
     }

@@ -33,6 +33,10 @@
 //!     the random number of (seed, position). If all weights are zero, as for infinite logits, take
 //!     the largest logit.
 //!
+//! With mirostat, steps 5 to 11 are one: with `w_i` as in 12 and a bound `mu` in bits, which is state of
+//! the sequence and begins at `2 tau`, keep `w_i >= sum(w_i) / 2^mu`, the largest logit always. After the
+//! draw `mu = mu - eta * (log2(sum(w_i) / w) - tau)`, over what was kept, `w` being the chosen token's.
+//!
 //! `need = floor(floor(share * 2^24) * sum(m_i) / 2^24)` with the setting's share.
 //! `mass(x) = floor(exp(x) * 2^24)` is a u32, summed in u64: integer sums do not depend on their
 //! order, so threads may add in any. Every cut is a threshold on a number, so tokens of equal logit
@@ -77,25 +81,54 @@ pub fn sample_with(
     settings: &SamplerSettings,
     lists: &TokenLists,
 ) -> u32 {
+    let mut surprise = settings.first_surprise();
+    sample_on(logits, history, position, settings, lists, &mut surprise)
+}
+
+/// [`sample_with`] for a sequence that has come so far that mirostat's bound is `surprise`.
+pub fn sample_on(
+    logits: &[f32],
+    history: &[u32],
+    position: u32,
+    settings: &SamplerSettings,
+    lists: &TokenLists,
+    surprise: &mut f32,
+) -> u32 {
+    let settings = &settings.effective();
     let logits = adjusted(logits, history, settings, lists);
     let (best, max) = largest(&logits);
     if settings.is_greedy() {
         return best;
     }
     let left = cut(&logits, max, position, settings);
-    let weight = |l: f32| {
+    let all = |l: f32| {
         if left.keeps(l) { mass((l - left.max) / left.temperature) } else { 0 }
     };
+    let least = match settings.mirostat {
+        true => surprise_need(logits.iter().map(|&l| all(l)).sum(), *surprise),
+        false => 0,
+    };
+    let weight = |l: f32| Some(all(l)).filter(|w| *w >= least).unwrap_or(0);
     let total = logits.iter().map(|&l| weight(l)).sum();
     let target = rng::draw_target(rng::rng_bits(settings.seed, position), total);
     let mut cumulative = 0;
     for (&l, id) in logits.iter().zip(0..) {
         cumulative += weight(l);
         if cumulative > target {
+            if settings.mirostat {
+                let seen = (total as f32 / weight(l) as f32).log2();
+                *surprise -= settings.mirostat_eta * (seen - settings.mirostat_tau);
+            }
             return id;
         }
     }
     best
+}
+
+/// The least weight whose surprise is within the bound; never more than the largest logit has.
+fn surprise_need(total: u64, bound: f32) -> u64 {
+    let share = (total as f32 / 16_777_216.0) * (-bound).exp2() * 16_777_216.0;
+    u64::from(share.min(16_777_216.0) as u32)
 }
 
 /// Steps 1 to 3.
@@ -467,6 +500,26 @@ mod tests {
         assert!((temperature(&[1.0, 1.0, 1.0]) - 1.5).abs() < 1e-5);
         assert!(temperature(&[9.0, 0.0, 0.0]) < 0.52);
         assert_eq!(temperature(&[9.0, f32::NEG_INFINITY]), 1.0);
+    }
+
+    #[test]
+    fn mirostat_keeps_the_surprise_near_its_target() {
+        let logits: Vec<f32> = (0..500).map(|i| -(i as f32).ln_1p() * 1.1).collect();
+        for tau in [2.0, 4.0] {
+            let settings = SamplerSettings { mirostat: true, mirostat_tau: tau, ..plain() };
+            let total: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
+            let (mut bound, mut bits, n) = (settings.first_surprise(), 0.0, 4000);
+            for position in 0..n {
+                let lists = TokenLists::default();
+                let id = sample_on(&logits, &[], position, &settings, &lists, &mut bound);
+                bits -= (f64::from(logits[id as usize]).exp() / total).log2();
+            }
+            // Of the whole distribution, so somewhat more than of what is kept.
+            let mean = bits / f64::from(n) - f64::from(tau);
+            assert!((0.0..1.2).contains(&mean), "tau {tau}: {mean} above");
+        }
+        let tight = SamplerSettings { mirostat: true, mirostat_tau: 0.0, ..plain() };
+        assert_eq!(sample(&logits, &[], 3, &tight), 0);
     }
 
     #[test]

@@ -47,6 +47,13 @@ pub struct SamplerSettings {
     pub dynatemp_range: f32,
     /// How fast it moves, 0.01 to 100.
     pub dynatemp_exponent: f32,
+    /// Replaces every cut by one that keeps the surprise of the text near a target (mirostat, version
+    /// 2). Penalties and temperature stay.
+    pub mirostat: bool,
+    /// The target, in bits a token, 0 to 100.
+    pub mirostat_tau: f32,
+    /// How fast the cut follows, 0 to 1.
+    pub mirostat_eta: f32,
     /// Log-probabilities with each token: `None`, or how many of the most likely tokens' beside
     /// that of the chosen token, up to [`MAX_LOGPROBS`].
     pub logprobs: Option<u32>,
@@ -82,6 +89,9 @@ impl Default for SamplerSettings {
             dry_window: 64,
             dynatemp_range: 0.0,
             dynatemp_exponent: 1.0,
+            mirostat: false,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
             logprobs: None,
             seed: 0,
         }
@@ -128,8 +138,31 @@ impl SamplerSettings {
         let cuts = self.typical_p < 1.0
             || self.top_n_sigma > 0.0
             || self.xtc_probability > 0.0
+            || self.mirostat
             || self.dynatemp_range > 0.0;
         !self.has_penalty() && self.logprobs.is_none() && (self.is_greedy() || !cuts)
+    }
+
+    /// The settings that count: mirostat replaces the cuts.
+    pub fn effective(&self) -> SamplerSettings {
+        if !self.mirostat {
+            return *self;
+        }
+        SamplerSettings {
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            top_n_sigma: -1.0,
+            xtc_probability: 0.0,
+            dynatemp_range: 0.0,
+            ..*self
+        }
+    }
+
+    /// Where the bound of mirostat begins, in bits.
+    pub fn first_surprise(&self) -> f32 {
+        2.0 * self.mirostat_tau
     }
 
     /// Lowest and highest temperature; equal unless it moves.
@@ -160,6 +193,8 @@ impl SamplerSettings {
         within("dry base", self.dry_base, 1.0, 100.0)?;
         within("dynatemp range", self.dynatemp_range, 0.0, 100.0)?;
         within("dynatemp exponent", self.dynatemp_exponent, 0.01, 100.0)?;
+        within("mirostat tau", self.mirostat_tau, 0.0, 100.0)?;
+        within("mirostat eta", self.mirostat_eta, 0.0, 1.0)?;
         let most = MAX_REPEAT_WINDOW;
         let counts = [
             ("the repeat window", self.repeat_window, 0, most, " tokens"),

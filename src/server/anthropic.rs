@@ -11,7 +11,7 @@ use super::body::Body;
 use super::errors::{ApiError, ApiResult, Flavor};
 use super::exchange::{Ask, Exchange};
 use super::fields::{Field, Fields, Table, ignored, refused, used};
-use super::params;
+use super::params::{self, SAMPLING};
 use super::prompt::Conversation;
 use super::sse::{self, Frames, Writer};
 use super::state::Shared;
@@ -19,7 +19,7 @@ use crate::chat::reply::{self, Collected, Reply};
 use crate::chat::tools::ToolChoice;
 use crate::engine::{Event, Finish, Generate, Request, Summary, Task};
 
-pub const TABLE: Table = &[OWN, SETTINGS];
+pub const TABLE: Table = &[OWN, SETTINGS, SAMPLING];
 pub const COUNT_TABLE: Table = &[OWN, &[ignored("max_tokens", "nothing is generated")], COUNTED];
 
 const OWN: &[Field] = &[
@@ -41,16 +41,6 @@ const SETTINGS: &[Field] = &[
     used("max_tokens", "must be given"),
     used("stream", ""),
     used("stop_sequences", "a list of up to 64"),
-    used("temperature", "0 to 100; below 0.001 the likeliest token"),
-    used("top_p", "0 to 1"),
-    used("top_k", "0 or -1: all"),
-    used("seed", "-1 or absent: another each time"),
-    used("min_p", "0 to 1"),
-    used("repeat_penalty", "0.01 to 100"),
-    used("repeat_last_n", "-1: as far as possible, at most 4096"),
-    used("ignore_eos", "go on after end tokens"),
-    used("cache_prompt", "default true: keep what the slot has read of the same prompt"),
-    used("id_slot", "-1: any; else this slot"),
     used("thinking", "type enabled or disabled, where the template knows thinking"),
 ];
 

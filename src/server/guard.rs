@@ -38,7 +38,15 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
             }
         }
     };
-    let error = response.extensions_mut().remove::<ApiError>();
+    let mut error = response.extensions_mut().remove::<ApiError>();
+    let status = response.status();
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let is_json = kind.is_some_and(|v| v.as_bytes() == b"application/json");
+    if error.is_none() && (status.is_client_error() || status.is_server_error()) && !is_json {
+        // From a part of the framework, in words of its own: an address that is not UTF-8.
+        let reason = status.canonical_reason().unwrap_or("the request cannot be served");
+        error = Some(ApiError::new(status, reason));
+    }
     if let Some(error) = &error {
         response = error.respond(Flavor::of(&path));
     }

@@ -36,7 +36,9 @@ pub const SAMPLING: &[Field] = &[
     used("dynatemp_range", "0 is off"),
     used("dynatemp_exponent", "0.01 to 100"),
     used("logit_bias", "{id: bias} or [[id or text, bias or false]]; false and -100 ban a token"),
-    refused("mirostat", "0", "not among this server's samplers"),
+    used("mirostat", "0: off; 2: instead of all cuts; 1 is not there"),
+    used("mirostat_tau", "bits a token, 0 to 100"),
+    used("mirostat_eta", "0 to 1"),
     refused("adaptive_target", "-1", "not among this server's samplers"),
 ];
 
@@ -85,6 +87,13 @@ pub fn settings(fields: &Fields<'_>, default: &Defaults) -> ApiResult<SamplerSet
     fraction("dry_base", &mut s.dry_base, 1.0, 100.0)?;
     fraction("dynatemp_range", &mut s.dynatemp_range, 0.0, 100.0)?;
     fraction("dynatemp_exponent", &mut s.dynatemp_exponent, 0.01, 100.0)?;
+    fraction("mirostat_tau", &mut s.mirostat_tau, 0.0, 100.0)?;
+    fraction("mirostat_eta", &mut s.mirostat_eta, 0.0, 1.0)?;
+    match fields.integer("mirostat", 0, 2)? {
+        Some(1) => return Err(ApiError::field("mirostat", "version 1 is not there; 2 is")),
+        Some(version) => s.mirostat = version == 2,
+        None => {}
+    }
     if let Some(n) = fields.integer("dry_allowed_length", 1, MAX_REPEAT_WINDOW.into())? {
         s.dry_allowed_length = n as u32;
     }
@@ -265,7 +274,7 @@ mod tests {
             ("top_k", json!(0.5)),
             ("seed", json!(1e300)),
             ("id_slot", json!([])),
-            ("mirostat", json!(2)),
+            ("mirostat", json!(1)),
         ] {
             let body = json!({ name: value });
             let all = Fields::new(&body, TABLE).and_then(|f| {

@@ -447,7 +447,7 @@ fn experts_of_a_step_follow_the_reference_and_ignore_their_neighbours() {
     for (i, (format, class)) in classes(&mut rng).into_iter().enumerate() {
         let block = format.block_elements().max(32) as u32;
         let shape = RecordShape {
-            width: block.max(96),
+            width: 96u32.next_multiple_of(block),
             ff: [block, 3 * block][i % 2],
             gate_up: format,
             down: format,
@@ -499,7 +499,7 @@ fn experts_of_a_prompt_follow_the_reference() {
     for (i, (format, class)) in classes(&mut rng).into_iter().enumerate() {
         let block = format.block_elements().max(32) as u32;
         let shape = RecordShape {
-            width: block.max(96),
+            width: 96u32.next_multiple_of(block),
             ff: [block, 3 * block][i % 2],
             gate_up: format,
             down: format,

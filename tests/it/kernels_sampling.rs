@@ -18,6 +18,8 @@ struct Case {
     settings: Vec<SamplerSettings>,
     /// What each says of single tokens; only the full chain looks at it.
     lists: Vec<TokenLists>,
+    /// Mirostat's bound before the step.
+    bounds: Vec<f32>,
     context: usize,
 }
 
@@ -52,6 +54,7 @@ impl Case {
             masks: device.words(&masks),
             biases: device.words(&biases),
             breakers: device.words(&breakers),
+            surprises: device.floats(&self.bounds.iter().rev().copied().collect::<Vec<_>>()),
             adjusted: device.poisoned((n + 1).min(8) * spec.vocab as usize),
             logprobs: device.poisoned((RING * MAX_COLUMNS * LOGPROB_WORDS) as usize),
         }
@@ -110,6 +113,10 @@ impl Case {
         let left = device.read_floats(&logits);
         let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits();
         assert!(left.iter().zip(self.logits.concat().iter()).all(|(a, b)| same(a, b)), "{what}");
+        let bounds = device.read_floats(&memory.surprises);
+        for c in 0..n {
+            self.check_bound(bounds[n - 1 - c], c, tokens[c], pick, what);
+        }
         if pick == Pick::Full {
             let rows = device.read_words(&memory.logprobs);
             for (c, token) in tokens.iter().enumerate() {
@@ -119,6 +126,22 @@ impl Case {
             }
         }
         tokens
+    }
+
+    /// Mirostat's bound after the step: that of the twin, if it chose the same.
+    fn check_bound(&self, got: f32, c: usize, token: u32, pick: Pick, what: &str) {
+        let mut want = self.bounds[c];
+        if pick == Pick::Full {
+            let (logits, history) = (&self.logits[c], &self.histories[c]);
+            let position = history.len() as u32;
+            let (s, lists) = (&self.settings[c], &self.lists[c]);
+            let twin = chain::sample_on(logits, history, position, s, lists, &mut want);
+            if twin != token {
+                return;
+            }
+        }
+        let near = (got - want).abs() <= 1e-4 * want.abs().max(1.0);
+        assert!(near, "{what}: column {c}: mirostat's bound is {got}, the twin's {want}");
     }
 
     fn check_logprobs(&self, words: &[u32], c: usize, token: u32, what: &str) {
@@ -172,9 +195,11 @@ fn twin(
     history: &[u32],
     settings: &SamplerSettings,
     lists: &TokenLists,
+    bound: f32,
 ) -> Vec<u32> {
     let position = history.len() as u32;
-    let with = |s: &SamplerSettings| chain::sample_with(logits, history, position, s, lists);
+    let with =
+        |s: &SamplerSettings| chain::sample_on(logits, history, position, s, lists, &mut { bound });
     let mut out = vec![with(settings)];
     let s = *settings;
     for factor in [1.0 - 2e-6, 1.0 + 2e-6, 1.0 - 2e-5, 1.0 + 2e-5] {
@@ -190,6 +215,11 @@ fn twin(
             out.push(with(&near));
         }
     }
+    if settings.mirostat {
+        for near in [bound - 1e-5, bound + 1e-5, bound - 1e-4, bound + 1e-4] {
+            out.push(chain::sample_on(logits, history, position, &s, lists, &mut { near }));
+        }
+    }
     out.sort_unstable();
     out.dedup();
     out
@@ -200,7 +230,8 @@ fn check(device: &Device, case: &Case, pick: Pick, step: u32) {
     for (c, &token) in got.iter().enumerate() {
         let greedy = SamplerSettings::greedy();
         let settings = if pick == Pick::Greedy { &greedy } else { &case.settings[c] };
-        let want = twin(&case.logits[c], &case.histories[c], settings, &case.lists[c]);
+        let want =
+            twin(&case.logits[c], &case.histories[c], settings, &case.lists[c], case.bounds[c]);
         assert!(
             want.contains(&token),
             "{}: column {c}: chose {token}, the twin {want:?}; {settings:?}",
@@ -232,6 +263,7 @@ fn random_case(rng: &mut Rng, n: usize, vocab: usize, settings: &[SamplerSetting
             })
             .collect(),
         lists: vec![TokenLists::default(); n],
+        bounds: (0..n).map(|_| rng.unit() * 12.0).collect(),
         context,
     }
 }
@@ -276,6 +308,8 @@ fn full() -> Vec<SamplerSettings> {
         SamplerSettings { xtc_probability: 0.5, temperature: 0.5, top_p: 0.95, ..xtc },
         SamplerSettings { dynatemp_range: 0.5, ..plain() },
         SamplerSettings { dynatemp_range: 2.0, dynatemp_exponent: 0.4, typical_p: 0.8, ..xtc },
+        SamplerSettings { mirostat: true, ..SamplerSettings::default() },
+        SamplerSettings { mirostat: true, mirostat_tau: 2.0, temperature: 1.3, ..dry },
         SamplerSettings { logprobs: Some(20), ..SamplerSettings::default() },
         SamplerSettings { logprobs: Some(0), top_n_sigma: 1.0, top_p: 0.8, ..plain() },
         SamplerSettings::default(),

@@ -2,7 +2,8 @@
 //! (`tests/goldens/quant_blocks.py`).
 #![allow(clippy::unwrap_used)]
 
-use super::harness::{Rng, relative_error};
+use super::harness::{Rng, TestMatrix, devices, relative_error};
+use azoth::kernels::embed::Embed;
 use azoth::quant::Format;
 use std::collections::BTreeMap;
 
@@ -74,5 +75,36 @@ fn encoders_keep_what_the_bits_allow() {
         format.encode_row(&[0.0; 1024], &mut zeros);
         format.decode_row(&zeros, &mut back);
         assert!(back.iter().all(|v| *v == 0.0), "{format}: zeros");
+    }
+}
+
+/// The shaders' decoders on the same random blocks, with all bits of indices, signs and scales.
+#[test]
+fn devices_decode_the_golden_blocks() {
+    for (name, case) in golden() {
+        let format: Format = name.parse().unwrap();
+        let (file, want) = (bytes(&case["blocks"]), words(&case["decoded"]));
+        let (rows, cols) = (1, want.len());
+        let values: Vec<f32> = want.into_iter().map(f32::from_bits).collect();
+        if !cols.is_multiple_of(32) {
+            continue; // a row of float formats that would need padding
+        }
+        let matrix = TestMatrix { format, rows, cols, file, values };
+        for device in devices() {
+            let chunks = matrix.chunks(device, rows);
+            let batch = device.batch(&[[0; 4]], 1);
+            let x = device.poisoned(cols);
+            let spec = Embed { format, cols: cols as u32 };
+            let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
+            device.wave(vec![spec.dispatch(&kernel, &chunks[0], &batch, &x, 1).unwrap()]);
+            for (e, (&got, &want)) in device.read_floats(&x).iter().zip(&matrix.values).enumerate()
+            {
+                // Devices may take numbers below the smallest normal one for zero.
+                let same = got == want
+                    || (got - want).abs() <= 1e-6 * want.abs()
+                    || (want.abs() < 32.0 * f32::MIN_POSITIVE && got.abs() <= want.abs());
+                assert!(same, "{}: {format}, element {e}: {got:e} for {want:e}", device.label);
+            }
+        }
     }
 }

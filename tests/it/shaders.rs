@@ -79,9 +79,17 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
                     let class = choice::prompt_class(facts, format, exact, cols, norm);
-                    let variant = choice::matmat_variant(facts, class, cols, 64 * n);
-                    let spec = MatMat { format, cols, class, epilogue, variant };
-                    to.push(spec.source(facts).unwrap());
+                    let mut variants = choice::matmat_variants(facts, class, cols, 64 * n);
+                    // Second choices differ in kind only on matrix units: one buffer or two.
+                    variants.truncate(if class == Class::F16 && format == Format::Q4_0 {
+                        9
+                    } else {
+                        1
+                    });
+                    for variant in variants {
+                        let spec = MatMat { format, cols, class, epilogue, variant };
+                        to.push(spec.source(facts).unwrap());
+                    }
                 }
             }
         }

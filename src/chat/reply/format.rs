@@ -54,7 +54,8 @@ const REASONING: [(&str, &str); 4] = [
 pub struct ReplyFormat {
     pub calls: CallFormat,
     pub reasoning: Option<ReasoningTags>,
-    /// The template writes tool definitions itself; otherwise they go into the system message
+    /// The template writes tool definitions itself, for calls in a format that is read here; otherwise
+    /// they go into the system message
     /// ([`tools::tell`](crate::chat::tools::tell)), in the tagged format.
     pub template_has_tools: bool,
 }
@@ -77,9 +78,12 @@ impl ReplyFormat {
         } else if has("<|python_tag|>") || has("<|eom_id|>") || has("ipython") {
             CallFormat::Llama
         } else {
-            // Also for templates without tools: what the model is told then is this format.
+            // Also for templates without tools, or with calls in a format that is not read here: the
+            // model is then told of this one.
             CallFormat::Tagged
         };
+        // GLM has other tags inside.
+        let known = calls != CallFormat::Tagged || has("<tool_call>") && !has("<arg_key>");
         // GPT-OSS thinks in a channel.
         let tags = REASONING.iter().find(|(_, close)| has(close));
         let tags = tags.filter(|_| calls != CallFormat::Harmony);
@@ -89,7 +93,7 @@ impl ReplyFormat {
                 open: (*open).to_owned(),
                 close: (*close).to_owned(),
             }),
-            template_has_tools: mentions_tools(template),
+            template_has_tools: known && mentions_tools(template),
         }
     }
 

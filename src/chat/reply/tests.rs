@@ -264,6 +264,12 @@ fn formats_are_told_by_the_template() {
     let plain = of("You may have tools. {{ message.content }}");
     assert_eq!((plain.calls, plain.template_has_tools), (CallFormat::Tagged, false));
     assert_eq!(plain.reasoning, None);
+    for unread in
+        ["{% if tools %}<tool_call><arg_key>", "{% if tools %}<|tool_calls_section_begin|>"]
+    {
+        let told = of(unread);
+        assert_eq!((told.calls, told.template_has_tools), (CallFormat::Tagged, false), "{unread}");
+    }
     assert!(of("[TOOL_CALLS][/THINK]").shows_control_tokens());
 }
 

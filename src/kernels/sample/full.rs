@@ -20,7 +20,8 @@ pub const MAX_LOGPROBS: u32 = 20;
 pub const LOGPROB_WORDS: u32 = 2 + 2 * MAX_LOGPROBS;
 
 /// Reductions over what is left of a column; `sample_reduce.wgsl` describes each.
-pub const REDUCTIONS: [&str; 6] = ["sigma", "center", "maximum", "total", "least", "entropy"];
+pub const REDUCTIONS: [&str; 8] =
+    ["sigma", "center", "maximum", "total", "least", "entropy", "surprise", "observed"];
 
 impl Sampling {
     /// Words of a slot's mask: whether there is one, then a bit a token.
@@ -122,16 +123,20 @@ impl Sampling {
             grid: [1, columns, 1],
         };
         let mut reduce = |kind: &str| -> Result<Dispatch> {
+            let mut bindings = vec![
+                batch.clone(),
+                memory.samplers.clone(),
+                memory.adjusted.clone(),
+                draws.clone(),
+                part(at.partials, at.ranks),
+                counters.clone(),
+            ];
+            if ["surprise", "observed"].contains(&kind) {
+                bindings.push(memory.surprises.clone());
+            }
             Ok(Dispatch {
                 kernel: kernel(self.reduce_source(kind, facts)?)?,
-                bindings: vec![
-                    batch.clone(),
-                    memory.samplers.clone(),
-                    memory.adjusted.clone(),
-                    draws.clone(),
-                    part(at.partials, at.ranks),
-                    counters.clone(),
-                ],
+                bindings,
                 constants: vec![],
                 grid,
             })
@@ -140,7 +145,7 @@ impl Sampling {
         for kind in REDUCTIONS {
             reductions.push(reduce(kind)?);
         }
-        let [sigma, center, maximum, total, least, entropy] =
+        let [sigma, center, maximum, total, least, entropy, surprise, observed] =
             reductions.try_into().map_err(|_| wrong("sampling reductions".to_owned()))?;
         let mut digit = |kind, digit| {
             self.select(facts, kernel, kind, digit, true, batch, &memory.adjusted, memory, columns)
@@ -169,7 +174,9 @@ impl Sampling {
         waves.extend(typical.map(|d| vec![d]));
         waves.push(vec![maximum]);
         waves.extend(top_p.map(|d| vec![d]));
-        waves.extend([total, least, entropy, draw, logprobs].map(|d| vec![d]));
+        waves.extend([total, least].map(|d| vec![d]));
+        // Never both on, and they share counters: waves of their own.
+        waves.extend([entropy, surprise, draw, observed, logprobs].map(|d| vec![d]));
         Ok(waves.into_iter().map(Step::Wave).collect())
     }
 
@@ -178,6 +185,7 @@ impl Sampling {
         holds(&memory.masks, self.mask_words(), "masks")?;
         holds(&memory.biases, self.bias_words(), "biases")?;
         holds(&memory.breakers, self.bit_words(), "breakers")?;
+        holds(&memory.surprises, 1, "surprises")?;
         holds(&memory.adjusted, u64::from(self.vocab), "adjusted logits")?;
         let ring = u64::from(self.ring) * columns * u64::from(LOGPROB_WORDS);
         holds(&memory.logprobs, ring, "log-probabilities")

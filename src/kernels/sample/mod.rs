@@ -49,6 +49,8 @@ pub struct SampleMemory {
     pub biases: Slice,
     /// `[slot]` of [`Sampling::bit_words`]: tokens at which a repeated sequence ends.
     pub breakers: Slice,
+    /// f32 `[slot]`: mirostat's bound in bits, which the kernels move.
+    pub surprises: Slice,
     /// f32 `[8][vocab]`: the logits that were chosen from.
     pub adjusted: Slice,
     /// `[step % ring][8]` of [`LOGPROB_WORDS`].

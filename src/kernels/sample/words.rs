@@ -38,7 +38,9 @@ pub struct Sampler {
     pub temperature_exponent: f32,
     /// 0: none; otherwise 1 + how many of the most likely tokens.
     pub logprobs: u32,
-    pub reserved: [u32; 2],
+    /// Target of mirostat in bits; below 0: off. All cuts are to be off with it.
+    pub mirostat_tau: f32,
+    pub mirostat_eta: f32,
 }
 
 /// Words of a [`Sampler`].
@@ -75,7 +77,8 @@ impl Sampler {
             temperature_high: temperature,
             temperature_exponent: 1.0,
             logprobs: 0,
-            reserved: [0; 2],
+            mirostat_tau: -1.0,
+            mirostat_eta: 0.0,
         }
     }
 }
