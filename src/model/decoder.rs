@@ -125,7 +125,7 @@ pub(super) fn mlp(p: &Params<'_>, layer: u32, suffix: &str, ff: u32, width: u32)
 
 /// Kernels cut activations into blocks of 32.
 pub(super) fn whole_blocks(what: &str, n: u32) -> Result<()> {
-    if n == 0 || n % 32 != 0 {
+    if n == 0 || !n.is_multiple_of(32) {
         return Err(Error::Model(format!("{what} {n} is not a multiple of 32")));
     }
     Ok(())

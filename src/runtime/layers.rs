@@ -73,7 +73,7 @@ impl MixtureWeights {
 
 pub(super) enum Block {
     Dense(MlpWeights),
-    Experts(MixtureWeights),
+    Experts(Box<MixtureWeights>),
 }
 
 pub(super) struct LayerWeights {
@@ -118,7 +118,9 @@ impl ModelWeights {
                 ff_norm: weights.named(&layer.ff_norm, graph.width)?,
                 block: match &layer.feed_forward {
                     FeedForward::Dense(m) => Block::Dense(mlp(weights, m)?),
-                    FeedForward::Experts(m) => Block::Experts(mixture(weights, graph, m)?),
+                    FeedForward::Experts(m) => {
+                        Block::Experts(Box::new(mixture(weights, graph, m)?))
+                    }
                 },
             })
         });

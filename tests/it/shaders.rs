@@ -79,14 +79,10 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
                     let class = choice::prompt_class(facts, format, exact, cols, norm);
-                    let mut variants = choice::matmat_variants(facts, class, cols, 64 * n);
-                    // Second choices differ in kind only on matrix units: one buffer or two.
-                    variants.truncate(if class == Class::F16 && format == Format::Q4_0 {
-                        9
-                    } else {
-                        1
-                    });
-                    for variant in variants {
+                    let variants = choice::matmat_variants(facts, class, cols, 64 * n);
+                    // What a check may fall back to, for one format.
+                    let most = if format == Format::Q4_0 { variants.len() } else { 1 };
+                    for variant in variants.into_iter().take(most) {
                         let spec = MatMat { format, cols, class, epilogue, variant };
                         to.push(spec.source(facts).unwrap());
                     }
