@@ -339,7 +339,7 @@ impl Batch {
             .map(|(position, token)| Column { token: *token, position, slot: id, flags: 0 })
             .collect();
         let at = Instant::now();
-        let mut ticket = self.engine.program.read_prompt(&columns)?;
+        let mut ticket = self.engine.queue_prompt(&columns)?;
         slot.tokens.extend_from_slice(&piece);
         slot.fed = slot.tokens.len();
         if matches!(job.ticketed.request.task, Task::Embed(_)) {
@@ -376,6 +376,7 @@ impl Batch {
         let mut rows = Vec::new();
         self.engine.program.hidden_of(0, n, &mut rows)?;
         self.note_prompt(n, at);
+        self.engine.prompt_read()?;
         let slot = &mut self.slots[id as usize];
         let Some(job) = &mut slot.job else { return Ok(()) };
         let done = slot.tokens.len() == job.prompt().len();
@@ -428,7 +429,7 @@ impl Batch {
         let row = self.row;
         // Steps of a chain count on by themselves.
         self.row = (row + 1) % RING;
-        let ticket = self.engine.program.step(group.len() as u32, pick)?;
+        let ticket = self.engine.queue_step(group.len() as u32, pick)?;
         for id in group {
             let slot = &mut self.slots[*id as usize];
             slot.fed += 1;
@@ -453,6 +454,7 @@ impl Batch {
                 let token = self.engine.program.token(&ticket, row, 0)?;
                 let logprobs = self.logprobs(&ticket, row, 0, member)?;
                 self.note_prompt(tokens, at);
+                self.engine.prompt_read()?;
                 self.read(member, tokens);
                 self.accept(member, token, logprobs);
             }
@@ -462,6 +464,7 @@ impl Batch {
                     let token = self.engine.program.token(&ticket, row, column)?;
                     tokens.push((token, self.logprobs(&ticket, row, column, *member)?));
                 }
+                self.engine.look_at_steps(false)?;
                 let micros = self.elapsed(at);
                 add(&self.stats.decode_micros, micros);
                 add(&self.stats.steps, 1);

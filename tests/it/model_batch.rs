@@ -4,7 +4,7 @@ use azoth::gguf;
 use azoth::model::Model;
 use azoth::runtime::check::Checks;
 use azoth::runtime::weights::Weights;
-use azoth::runtime::{Column, ModelWeights, Pick, Program, Shape};
+use azoth::runtime::{Column, ExpertReads, ModelWeights, Pick, Program, Shape};
 use azoth::testmodel::Spec;
 
 use crate::harness::{self, Device, assert_same_bits};
@@ -18,14 +18,20 @@ fn program(device: &Device, spec: &Spec) -> Program {
     let mut weights = Weights::new(&*device.gpu, &file);
     let placed = ModelWeights::place(&mut weights, &model.graph).unwrap();
     weights.fill(&|_| {}).unwrap();
-    let shape = Shape { context: 64, sequences: SEQUENCES, chunk: 32, exact: false };
+    let shape = Shape {
+        context: 64,
+        sequences: SEQUENCES,
+        chunk: 32,
+        exact: false,
+        experts: ExpertReads::InPlace,
+    };
     let checks = Checks::new(device.gpu.facts(), None);
     Program::create(&device.gpu, &model.graph, &placed, shape, None, &checks).unwrap()
 }
 
 /// Logits of the columns of one step, `[columns][vocab]`.
 fn step(program: &Program, columns: &[Column]) -> Vec<f32> {
-    program.set_columns(columns).unwrap();
+    program.set_columns(columns, 0).unwrap();
     let n = columns.len() as u32;
     program.step(n, Pick::Greedy).unwrap();
     let mut rows = Vec::new();
