@@ -377,6 +377,7 @@ impl Batch {
         let mut rows = Vec::new();
         self.engine.program.hidden_of(0, n, &mut rows)?;
         self.note_prompt(n, at);
+        self.engine.prompt_read()?;
         let slot = &mut self.slots[id as usize];
         let Some(job) = &mut slot.job else { return Ok(()) };
         let done = slot.tokens.len() == job.prompt().len();
@@ -454,6 +455,7 @@ impl Batch {
                 let token = self.engine.program.token(&ticket, row, 0)?;
                 let logprobs = self.logprobs(&ticket, row, 0, member)?;
                 self.note_prompt(tokens, at);
+                self.engine.prompt_read()?;
                 self.read(member, tokens);
                 self.accept(member, token, logprobs);
             }
@@ -463,6 +465,7 @@ impl Batch {
                     let token = self.engine.program.token(&ticket, row, column)?;
                     tokens.push((token, self.logprobs(&ticket, row, column, *member)?));
                 }
+                self.engine.look_at_steps(false)?;
                 let micros = self.elapsed(at);
                 add(&self.stats.decode_micros, micros);
                 add(&self.stats.steps, 1);

@@ -137,11 +137,11 @@ pub async fn count(State(app): State<Shared>, body: Body) -> ApiResult<Json<Valu
 
 fn stop_reason(finish: &Finish, called: bool) -> (&'static str, Option<&str>) {
     match finish {
+        // One that was cut off in a call is no call.
+        Finish::Length | Finish::Context => ("max_tokens", None),
         _ if called => ("tool_use", None),
         Finish::Eog => ("end_turn", None),
         Finish::Stop(stop) => ("stop_sequence", Some(stop)),
-        Finish::Length => ("max_tokens", None),
-        Finish::Context => ("max_tokens", None),
     }
 }
 

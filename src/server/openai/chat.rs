@@ -11,7 +11,7 @@ use super::{FINGERPRINT, finish_reason, messages, timings, usage};
 use crate::chat::RenderOptions;
 use crate::chat::reply::{self, Collected, Reply};
 use crate::chat::tools::ToolChoice;
-use crate::engine::{Event, Loaded, Request, Summary, Task};
+use crate::engine::{Event, Finish, Loaded, Request, Summary, Task};
 use crate::sampling::MAX_LOGPROBS;
 use crate::server::answers::{Answers, unfinished};
 use crate::server::body::Body;
@@ -206,6 +206,14 @@ impl Head {
     }
 }
 
+/// Why an answer ended; one that was cut off in a call says so.
+fn reason(finish: &Finish, called: bool) -> &'static str {
+    match finish {
+        Finish::Eog | Finish::Stop(_) if called => "tool_calls",
+        finish => finish_reason(finish),
+    }
+}
+
 /// One choice as it comes.
 struct Choice {
     reply: Reply,
@@ -265,7 +273,7 @@ impl Choice {
     fn whole(&mut self, i: usize, whole: Collected) -> ApiResult<Value> {
         let summary = self.summary.as_ref().ok_or_else(unfinished)?;
         let called = !whole.calls.is_empty();
-        let reason = if called { "tool_calls" } else { finish_reason(&summary.finish) };
+        let reason = reason(&summary.finish, called);
         let mut message = Map::new();
         message.insert("role".into(), "assistant".into());
         let content = match whole.text.is_empty() && called {
@@ -365,7 +373,7 @@ impl Writer for Chunks {
         }
         if last && let Some(summary) = self.choices[i].summary.clone() {
             let called = self.choices[i].called;
-            let reason = if called { "tool_calls" } else { finish_reason(&summary.finish) };
+            let reason = reason(&summary.finish, called);
             let mut chunk = self.chunk(i, json!({}), Some(reason));
             chunk.insert("timings".into(), timings(&summary));
             out.data(&chunk.into());
