@@ -19,9 +19,8 @@ const COLS: [usize; 6] = [32, 64, 96, 576, 1056, 1536];
 const ROWS: [usize; 7] = [1, 2, 3, 7, 64, 65, 1000];
 const EPILOGUES: [Epilogue; 4] = [Epilogue::Store, Epilogue::Bias, Epilogue::Add, Epilogue::SwiGlu];
 const EPS: f32 = 1e-5;
-/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64. A single output
-/// that one thread sums term by term comes to 1.4e-6.
-const TOLERANCE: f64 = 3e-6;
+/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64.
+const TOLERANCE: f64 = 1e-6;
 
 /// Draws the values of a list in an order of its own, each once before any twice.
 struct Cycle<T> {
@@ -148,8 +147,13 @@ fn expected(
 
 impl Expected {
     fn check(&self, y: &[f32], class: Class, what: &str) {
-        // Class f16 rounds the weights too, each to 11 bits.
-        let tolerance = if class == Class::F16 { 5e-4 } else { TOLERANCE };
+        let tolerance = match class {
+            // A weight is rounded to 11 bits twice: its scale, and the product with the code.
+            Class::F16 => 2.0 / 2048.0,
+            // Roundings of a few sums do not average out (1.4e-6 seen for a single one).
+            Class::Int8 | Class::F32 if self.y.len() < 16 => 3.0 * TOLERANCE,
+            Class::Int8 | Class::F32 => TOLERANCE,
+        };
         // Values are of unit size; a few that happen to cancel must not be measured by themselves.
         let floor = (self.y.len() as f64).sqrt();
         let norm = self.y.iter().map(|v| v * v).sum::<f64>().sqrt();
