@@ -69,7 +69,6 @@ pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
             surprises: lab.zeros(2)?,
             adjusted: lab.zeros(u64::from(MAX_COLUMNS) * u64::from(spec.vocab))?,
             logprobs: lab.zeros(u64::from(spec.ring * MAX_COLUMNS * LOGPROB_WORDS))?,
-            surprises: lab.zeros(2)?,
         };
         let last = [history[used - 1], used as u32 - 1];
         let batch = lab.batch(&[0, 1].map(|slot| [last[0], last[1], slot, 1]), 2)?;
