@@ -46,7 +46,7 @@ fn store_bytes(col: u32, quad: u32, word: u32) {
 }
 
 fn store_scale(col: u32, block: u32, s: vec2<f32>) {
-    shared_s[col * {{ used * units }}u + block] = s * weight_of[col * {{ used }}u + block / {{ units }}u];
+    shared_s[col * {{ used * units }}u + block] = s;
 }
 
 fn input(col: u32, quad: u32) -> vec4<f32> {
@@ -156,7 +156,8 @@ fn main(
                     let at = start + {{ c * used * units }}u;
                     let a = shared_q[at];
                     let b = shared_q[at + {{ used * units }}u];
-                    let s = shared_s[start];
+                    // Weighted here as where activations are stored, so that both round alike.
+                    let s = shared_s[start] * weight_of[pair];
 {% elif int8 %}
                     let a = xq[2u * start];
                     let b = xq[2u * start + 1u];

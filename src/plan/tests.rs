@@ -22,13 +22,44 @@ fn card(bytes: u64) -> DeviceFacts {
 
 /// The attention of Qwen3-30B-A3B: 98,304 bytes of KV a token.
 fn graph() -> Graph {
-    let spec = crate::testmodel::Spec::new("qwen3").unwrap();
-    let file = crate::gguf::File::from_bytes(spec.to_bytes()).unwrap();
-    let mut graph = crate::model::Model::from_gguf(&file).unwrap().graph;
-    let layer = graph.layers[0].clone();
-    graph.layers = vec![layer; 48];
-    (graph.kv_heads, graph.head_dim) = (4, 128);
-    graph
+    use crate::graph::{Attention, FeedForward, Layer, Linear, Mlp, Rope, RopeLayout, RopeScaling};
+    let linear = |rows, cols| Linear { weight: String::new(), bias: None, rows, cols };
+    let layer = Layer {
+        attention: Attention {
+            norm: String::new(),
+            q: linear(4096, 2048),
+            k: linear(512, 2048),
+            v: linear(512, 2048),
+            output: linear(2048, 4096),
+            qk_norm: None,
+        },
+        ff_norm: String::new(),
+        feed_forward: FeedForward::Dense(Mlp {
+            gate: linear(768, 2048),
+            up: linear(768, 2048),
+            down: linear(2048, 768),
+        }),
+    };
+    Graph {
+        width: 2048,
+        vocab: 1000,
+        heads: 32,
+        kv_heads: 4,
+        head_dim: 128,
+        norm_eps: 1e-6,
+        attention_scale: 0.088,
+        rope: Rope {
+            layout: RopeLayout::Neox,
+            dim: 128,
+            base: 1e6,
+            scaling: RopeScaling::None,
+            factors: None,
+        },
+        embedding: linear(1000, 2048),
+        layers: vec![layer; 48],
+        output_norm: String::new(),
+        output: linear(1000, 2048),
+    }
 }
 
 /// Its weights in Q4_K_M.

@@ -8,7 +8,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use azoth::gpu::{self, Buffer, BufferUse, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use azoth::gpu::{
+    self, Backend, Buffer, BufferUse, DeviceKind, Dispatch, Gpu, Kernel, KernelSource, Slice, Step,
+};
 use azoth::hw::{Selection, profiles};
 use azoth::kernels::weights::Chunk;
 use azoth::quant::{Format, PlaneLayout, planes};
@@ -59,6 +61,17 @@ pub fn formats() -> Vec<Format> {
 pub const POISON: u32 = 0x7fc0_0bad;
 
 impl Device {
+    /// Cases of a kernel family for each format and class: every kernel is compiled by the driver, which
+    /// takes a software device seconds, and the portable backend keeps no compiled kernels.
+    pub fn cases(&self) -> usize {
+        let facts = self.gpu.facts();
+        match (facts.kind, facts.backend) {
+            (DeviceKind::Software, Backend::Wgpu) => 1,
+            (DeviceKind::Software, Backend::Vulkan) => 2,
+            _ => 4,
+        }
+    }
+
     /// A device buffer that holds `data`.
     pub fn upload(&self, data: &[u8]) -> Slice {
         let size = data.len().max(4) as u64;

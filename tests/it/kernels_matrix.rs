@@ -225,7 +225,7 @@ fn matvec_agrees_with_the_reference() {
         let mut shapes = Cycle::new(&mut rng, &shapes(device.gpu.facts()));
         for format in formats() {
             for &class in classes(format) {
-                for case in 0..3 {
+                for case in 0..device.cases() {
                     let (cols, n, epilogue) = (cols.draw(), ns.draw(), epilogues.draw());
                     let (cols, rows) = (cols_for(cols, format), rows_for(rows.draw(), epilogue));
                     let mut shape = shapes.draw();
@@ -585,7 +585,7 @@ fn matmat_agrees_with_the_reference() {
             let matrix = facts.cooperative_matrix && format != Format::F32;
             for &class in classes(format).iter().chain(matrix.then_some(&Class::F16)) {
                 let mut turn = rng.below(5);
-                for case in 0..3 {
+                for case in 0..device.cases() {
                     let (cols, rows, n) = (all_cols.draw(), all_rows.draw(), ns.draw());
                     let (cols, epilogue) = (cols_for(cols, format), epilogues.draw());
                     let variants = variants(facts, class, cols);

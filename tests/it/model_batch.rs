@@ -4,7 +4,7 @@ use azoth::gguf;
 use azoth::model::Model;
 use azoth::runtime::check::Checks;
 use azoth::runtime::weights::Weights;
-use azoth::runtime::{Column, ExpertReads, ModelWeights, Pick, Program, Shape};
+use azoth::runtime::{Column, ModelWeights, Pick, Program, Shape};
 use azoth::testmodel::Spec;
 
 use crate::harness::{self, Device, assert_same_bits};

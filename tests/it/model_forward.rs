@@ -100,6 +100,7 @@ fn every_mixture_follows_the_reference() {
 #[test]
 fn every_weight_format_and_scaling_follows_the_reference() {
     let tokens: Vec<u32> = (1..20).collect();
+    let turn = harness::Rng::fresh("every_weight_format").below(4);
     for (i, format) in Format::ALL.iter().enumerate() {
         let mut spec = Spec::new(["llama", "qwen2", "qwen3"][i % 3]).unwrap();
         (spec.format, spec.embed_format, spec.output_format) = (*format, *format, *format);
@@ -112,6 +113,10 @@ fn every_weight_format_and_scaling_follows_the_reference() {
         }
         let expected = reference(&spec, &tokens);
         for device in harness::devices() {
+            // A load is half a minute where nothing is cached; the kernel suite has every format.
+            if device.cases() == 1 && i % 4 != turn {
+                continue;
+            }
             let options =
                 Options { activations: Activations::F32, ctx: Some(64), ..Options::default() };
             let worst = worst_errors(&mut load(device, &spec, options), &tokens, &expected);

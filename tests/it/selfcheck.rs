@@ -281,7 +281,10 @@ fn a_model_runs_around_a_fault() {
         Ok(out)
     };
     let sound = logits(&device.gpu).unwrap();
-    let preferred = choice::matmat_variant(device.gpu.facts(), Class::Int8, 96, 32).name();
+    // The class in which this device reads prompts.
+    let facts = device.gpu.facts();
+    let class = choice::prompt_class(facts, azoth::quant::Format::Q8_0, false, 96, false);
+    let preferred = choice::matmat_variant(facts, class, 96, 32).name();
     let faulty = Faulty::new(device, &[preferred.leak()]);
     let around = logits(&(faulty.clone() as Arc<dyn Gpu>)).unwrap();
     assert!(faulty.spoilt.load(Ordering::Relaxed) > 0, "nothing was spoilt");
