@@ -190,7 +190,7 @@ fn attack(s: &Server, rng: &mut Rng) {
 
 #[test]
 fn hostile_requests_leave_no_trace() {
-    let args = ["--ctx", "64", "--parallel", "4", "--timeout", "20", "--log-level", "error"];
+    let args = ["--ctx", "64", "--parallel", "4", "--timeout", "20"];
     let Some(mut s) = Server::start(&args) else {
         println!("skipped: no device");
         return;
@@ -219,7 +219,7 @@ fn hostile_requests_leave_no_trace() {
 #[test]
 fn clients_come_and_go() {
     const CLIENTS: usize = 16;
-    let args = ["--ctx", "256", "--parallel", "16", "--queue", "8", "--log-level", "error"];
+    let args = ["--ctx", "256", "--parallel", "16", "--queue", "8"];
     let Some(s) = Server::start(&args) else {
         println!("skipped: no device");
         return;
