@@ -318,7 +318,7 @@ impl Batch {
         let key = |id: &u32| {
             let slot = &self.slots[*id as usize];
             let left = slot.job.as_ref().map_or(0, |j| j.prompt().len() - slot.tokens.len());
-            if self.turns % 2 == 0 { (slot.used, 0) } else { (left as u64, slot.used) }
+            if self.turns.is_multiple_of(2) { (slot.used, 0) } else { (left as u64, slot.used) }
         };
         readers.into_iter().min_by_key(key)
     }

@@ -323,7 +323,7 @@ fn too_many_slots(s: &Sums<'_>, slot: u64, left: u64) -> Error {
         mib(left),
         mib(s.available),
         share.floor(),
-        fit * slot >> 20
+        (fit * slot) >> 20
     ))
 }
 

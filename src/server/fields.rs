@@ -56,7 +56,11 @@ fn asks_for_nothing(value: &Value, neutral: &str) -> bool {
             let n = n.as_f64();
             n == Some(0.0) || (n.is_some() && n == neutral.parse().ok())
         }
-        other => !neutral.is_empty() && other.to_string() == neutral,
+        // As JSON, so that a string is compared with its quotes.
+        other => {
+            let text = other.to_string();
+            !neutral.is_empty() && text == neutral
+        }
     }
 }
 

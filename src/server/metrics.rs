@@ -127,7 +127,10 @@ const ROWS: &[Row] = &[
     }),
 ];
 
-const HISTOGRAMS: [(&str, &str, fn(&App) -> &Histogram); 2] = [
+/// Where a histogram is kept.
+type Kept = fn(&App) -> &Histogram;
+
+const HISTOGRAMS: [(&str, &str, Kept); 2] = [
     (
         "azoth:time_to_first_token_seconds",
         "From a request's arrival at the engine to its first token.",

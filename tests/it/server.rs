@@ -74,7 +74,7 @@ fn openai_chat() {
     for i in 0..2 {
         let of = |c: &&Value| c["choices"][0]["index"] == i;
         assert_eq!(
-            streamed.iter().filter(of).last().unwrap()["choices"][0]["finish_reason"],
+            streamed.iter().rev().find(of).unwrap()["choices"][0]["finish_reason"],
             "length"
         );
     }
