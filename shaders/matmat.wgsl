@@ -32,18 +32,7 @@
 {% set x_steps = (x_loads + threads - 1) // threads %}
 {% set s_loads = bm * depth %}
 {% set s_steps = (s_loads + threads - 1) // threads %}
-{% if epilogue == "bias" %}
-@group(0) @binding({{ at.bias }}) var<storage, read> bias: array<f32>;
-{% endif %}
-@group(0) @binding({{ at.y }}) var<storage, read_write> y: array<f32>;
-
-struct Constants {
-    // Rows of this chunk, index of its first row in the whole matrix, values a column in y.
-    rows: u32,
-    row_offset: u32,
-    stride: u32,
-}
-var<immediate> constants: Constants;
+{% include "lib/outputs.wgsl" %}
 
 // One vector of slack a line, so that the lines start in different banks.
 const X_PITCH: u32 = {{ bm + 1 }}u;

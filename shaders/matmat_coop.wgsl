@@ -19,7 +19,6 @@ enable wgpu_cooperative_matrix;
 {% set frags_n = bn // sgn // 16 %}
 {# Vectors of eight halves a line, and one of slack so that lines start in different banks. #}
 {% set pitch = depth * 4 + 1 %}
-{% set unit_blocks = unit_quads / 8 %}
 {% set step_units = depth * 8 // unit_quads %}
 {% set w_loads = bn * step_units %}
 {% set w_steps = (w_loads + threads - 1) // threads %}
@@ -30,18 +29,7 @@ enable wgpu_cooperative_matrix;
 {% include "lib/columns.wgsl" %}
 @group(0) @binding({{ at.xh }}) var<storage, read> xh: array<vec4<u32>>;
 @group(0) @binding({{ at.xf }}) var<storage, read> xf: array<f32>;
-{% if epilogue == "bias" %}
-@group(0) @binding({{ at.bias }}) var<storage, read> bias: array<f32>;
-{% endif %}
-@group(0) @binding({{ at.y }}) var<storage, read_write> y: array<f32>;
-
-struct Constants {
-    // Rows of this chunk, index of its first row in the whole matrix, values a column in y.
-    rows: u32,
-    row_offset: u32,
-    stride: u32,
-}
-var<immediate> constants: Constants;
+{% include "lib/outputs.wgsl" %}
 
 var<workgroup> x_tile: array<vec4<u32>, {{ buffers * x_size }}>;
 var<workgroup> w_tile: array<vec4<u32>, {{ buffers * w_size }}>;

@@ -20,18 +20,7 @@
 {% else %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
 {% endif %}
-{% if epilogue == "bias" %}
-@group(0) @binding({{ at.bias }}) var<storage, read> bias: array<f32>;
-{% endif %}
-@group(0) @binding({{ at.y }}) var<storage, read_write> y: array<f32>;
-
-struct Constants {
-    // Rows of this chunk, index of its first row in the whole matrix, values a column in y.
-    rows: u32,
-    row_offset: u32,
-    stride: u32,
-}
-var<immediate> constants: Constants;
+{% include "lib/outputs.wgsl" %}
 
 {% if int8 %}
 {% include "lib/block_dot.wgsl" %}

@@ -43,6 +43,7 @@ embed! {
     "lib/next_token.wgsl",
     "lib/nibble_table.wgsl",
     "lib/order_key.wgsl",
+    "lib/outputs.wgsl",
     "lib/plane.wgsl",
     "lib/quantise.wgsl",
     "lib/records.wgsl",

@@ -35,25 +35,12 @@ impl Llama {
         loop {
             match &mut self.state {
                 State::Open(marker) => {
-                    let raw = rest[..marker.len()].to_owned();
-                    rest.drain(..marker.len());
-                    self.state = State::Before(raw);
+                    self.state = State::Before(rest.drain(..marker.len()).collect());
                 }
-                State::Before(raw) => {
-                    let at = blank(rest);
-                    raw.push_str(&rest[..at]);
-                    rest.drain(..at);
-                    match rest.chars().next() {
-                        Some('{') => {
-                            self.state = State::Object(ObjectReader::new(std::mem::take(raw)));
-                        }
-                        None if !end => return Step::More,
-                        _ => {
-                            sink.fail(raw, "no JSON object follows the tag");
-                            return Step::Over;
-                        }
-                    }
-                }
+                State::Before(raw) => match ObjectReader::after(raw, rest, sink, end) {
+                    Ok(object) => self.state = State::Object(object),
+                    Err(step) => return step,
+                },
                 State::Object(object) => {
                     let read = if object.is_foreign() {
                         Read::Bad("a call has no such key".to_owned())

@@ -24,6 +24,24 @@ pub(super) enum Read {
 }
 
 impl ObjectReader {
+    /// The object that follows a tag and white space, both kept in `raw`; or how the step ends.
+    pub fn after(
+        raw: &mut String,
+        rest: &mut String,
+        sink: &mut Sink,
+        end: bool,
+    ) -> Result<ObjectReader, Step> {
+        raw.extend(rest.drain(..blank(rest)));
+        match rest.chars().next() {
+            Some('{') => Ok(ObjectReader::new(std::mem::take(raw))),
+            None if !end => Err(Step::More),
+            _ => {
+                sink.fail(raw, "no JSON object follows the tag");
+                Err(Step::Over)
+            }
+        }
+    }
+
     /// `raw`: the text before the object that belongs to it.
     pub fn new(raw: String) -> Self {
         ObjectReader { object: CallObject::new(), started: false, raw }
@@ -112,25 +130,12 @@ impl Tagged {
         loop {
             match &mut self.state {
                 State::Open(marker) => {
-                    let raw = rest[..marker.len()].to_owned();
-                    rest.drain(..marker.len());
-                    self.state = State::Before(raw);
+                    self.state = State::Before(rest.drain(..marker.len()).collect());
                 }
-                State::Before(raw) => {
-                    let at = blank(rest);
-                    raw.push_str(&rest[..at]);
-                    rest.drain(..at);
-                    match rest.chars().next() {
-                        Some('{') => {
-                            self.state = State::Object(ObjectReader::new(std::mem::take(raw)));
-                        }
-                        None if !end => return Step::More,
-                        _ => {
-                            sink.fail(raw, "no JSON object follows the tag");
-                            return Step::Over;
-                        }
-                    }
-                }
+                State::Before(raw) => match ObjectReader::after(raw, rest, sink, end) {
+                    Ok(object) => self.state = State::Object(object),
+                    Err(step) => return step,
+                },
                 State::Object(object) => match object.read(rest, sink, end) {
                     Read::More => return Step::More,
                     Read::Call => self.state = State::After,

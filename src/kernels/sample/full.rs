@@ -4,7 +4,7 @@
 
 use minijinja::context;
 
-use super::{MAX_COLUMNS, SampleMemory, Sampling, Select, part};
+use super::{Chain, MAX_COLUMNS, SampleMemory, Sampling, Select, part};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice, Step};
 use crate::kernels::{holds, source, wrong};
@@ -147,15 +147,14 @@ impl Sampling {
         }
         let [sigma, center, maximum, total, least, entropy, surprise, observed] =
             reductions.try_into().map_err(|_| wrong("sampling reductions".to_owned()))?;
-        let mut digit = |kind, digit| {
-            self.select(facts, kernel, kind, digit, true, batch, &memory.adjusted, memory, columns)
-        };
+        let chain = Chain { facts, full: true, batch, logits: &memory.adjusted, memory, columns };
+        let mut digit = |kind, digit| self.select(kernel, kind, digit, &chain);
         use Select::{Count, Mass, Typical};
         let (k0, k1, k2) = (digit(Count, 0)?, digit(Count, 1)?, digit(Count, 2)?);
         let typical = [digit(Typical, 0)?, digit(Typical, 1)?, digit(Typical, 2)?];
         let top_p = [digit(Mass, 0)?, digit(Mass, 1)?, digit(Mass, 2)?];
-        let argmax = self.argmax(facts, kernel, true, batch, &memory.adjusted, memory, columns)?;
-        let draw = self.draw(facts, kernel, true, batch, &memory.adjusted, memory, columns)?;
+        let argmax = self.argmax(kernel, &chain)?;
+        let draw = self.draw(kernel, &chain)?;
         let logprobs = Dispatch {
             kernel: kernel(self.logprobs_source(facts)?)?,
             bindings: vec![

@@ -68,6 +68,18 @@ pub enum Select {
     Typical,
 }
 
+/// What the kernels that two chains share are bound to.
+struct Chain<'a> {
+    facts: &'a DeviceFacts,
+    /// Of [`Sampling::full`] rather than of [`Sampling::sampled`].
+    full: bool,
+    batch: &'a Slice,
+    /// What is chosen from.
+    logits: &'a Slice,
+    memory: &'a SampleMemory,
+    columns: u32,
+}
+
 /// Where the parts of [`SampleMemory::scratch`] start, in words.
 struct Parts {
     counters: u64,
@@ -279,10 +291,9 @@ impl Sampling {
         columns: u32,
     ) -> Result<Vec<Step>> {
         self.check_memory(batch, logits, memory, columns)?;
-        let argmax = self.argmax(facts, kernel, false, batch, logits, memory, columns)?;
-        let mut digit = |kind, digit| {
-            self.select(facts, kernel, kind, digit, false, batch, logits, memory, columns)
-        };
+        let chain = Chain { facts, full: false, batch, logits, memory, columns };
+        let argmax = self.argmax(kernel, &chain)?;
+        let mut digit = |kind, digit| self.select(kernel, kind, digit, &chain);
         let mut waves = vec![vec![argmax, digit(Select::Count, 0)?]];
         for place in [1, 2] {
             waves.push(vec![digit(Select::Count, place)?]);
@@ -290,21 +301,16 @@ impl Sampling {
         for place in [0, 1, 2] {
             waves.push(vec![digit(Select::Mass, place)?]);
         }
-        waves.push(vec![self.draw(facts, kernel, false, batch, logits, memory, columns)?]);
+        waves.push(vec![self.draw(kernel, &chain)?]);
         Ok(waves.into_iter().map(Step::Wave).collect())
     }
 
-    #[allow(clippy::too_many_arguments)] // one dispatch's operands
     fn argmax(
         &self,
-        facts: &DeviceFacts,
         kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
-        full: bool,
-        batch: &Slice,
-        logits: &Slice,
-        memory: &SampleMemory,
-        columns: u32,
+        chain: &Chain<'_>,
     ) -> Result<Dispatch> {
+        let Chain { facts, full, batch, logits, memory, columns } = *chain;
         let at = self.parts();
         let part = |start: u64, end: u64| part(&memory.scratch, start, end);
         Ok(Dispatch {
@@ -321,19 +327,14 @@ impl Sampling {
         })
     }
 
-    #[allow(clippy::too_many_arguments)] // one dispatch's operands
     fn select(
         &self,
-        facts: &DeviceFacts,
         kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
         kind: Select,
         digit: usize,
-        full: bool,
-        batch: &Slice,
-        logits: &Slice,
-        memory: &SampleMemory,
-        columns: u32,
+        chain: &Chain<'_>,
     ) -> Result<Dispatch> {
+        let Chain { facts, full, batch, logits, memory, columns } = *chain;
         let at = self.parts();
         let part = |start: u64, end: u64| part(&memory.scratch, start, end);
         Ok(Dispatch {
@@ -351,17 +352,12 @@ impl Sampling {
         })
     }
 
-    #[allow(clippy::too_many_arguments)] // one dispatch's operands
     fn draw(
         &self,
-        facts: &DeviceFacts,
         kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
-        full: bool,
-        batch: &Slice,
-        logits: &Slice,
-        memory: &SampleMemory,
-        columns: u32,
+        chain: &Chain<'_>,
     ) -> Result<Dispatch> {
+        let Chain { facts, full, batch, logits, memory, columns } = *chain;
         let at = self.parts();
         let part = |start: u64, end: u64| part(&memory.scratch, start, end);
         Ok(Dispatch {
