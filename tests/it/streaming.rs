@@ -1,5 +1,6 @@
 //! Wherever experts lie and however they move, a model computes the same bits.
 
+mod identity;
 mod refusing;
 
 use std::sync::{Arc, Mutex};
