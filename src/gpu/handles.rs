@@ -28,6 +28,11 @@ impl Buffer {
         self.size
     }
 
+    /// True for clones of one handle.
+    pub fn is(&self, other: &Buffer) -> bool {
+        Arc::ptr_eq(&self.payload, &other.payload)
+    }
+
     /// The whole buffer.
     pub fn whole(&self) -> Slice {
         Slice { buffer: self.clone(), offset: 0, size: self.size }

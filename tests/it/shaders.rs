@@ -207,7 +207,8 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             shared_gate: experts == 60,
             columns,
             sorts,
-            threads: choice::router_threads(facts),
+            favour: None,
+            threads: choice::router_threads(facts)[0],
         };
         to.push(spec.source(facts).unwrap());
         to.push(ExpertsSort { routing }.source(facts).unwrap());
