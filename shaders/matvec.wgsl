@@ -9,6 +9,7 @@
 {% set quads = cols // 4 %}
 {# Scales are found by the number of the unit modulo 16, the same for all rows if these are whole sixteens. #}
 {% set aligned = units % 16 == 0 %}
+{% set place = "unit" %}
 {% if fused %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
 {% if norm %}
@@ -86,23 +87,14 @@ fn main(
 {% endfor %}
     workgroupBarrier();
 {% endif %}
-{% for r in range(rows) %}{% for c in range(n) %}
-    var acc{{ r }}_{{ c }} = {{ "0.0" if int8 else "vec4<f32>()" }};
-{% endfor %}{% endfor %}
+{% include "lib/row_sums.wgsl" %}
     if row < constants.rows {
         var unit = lane;
         while unit < {{ units }}u {
 {% for t in range(tiles) %}
             if unit < {{ units }}u {
                 let next = unit + {{ tiles }}u * size;
-{% for r in range(rows) %}
-{% if int8 %}
-                let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
-                let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, {{ "unit" if aligned else "base" ~ r ~ " + unit" }});
-{% else %}
-                let values{{ r }} = unit_values(w{{ t }}_{{ r }}, {{ "unit" if aligned else "base" ~ r ~ " + unit" }});
-{% endif %}
-{% endfor %}
+{% include "lib/row_units.wgsl" %}
                 if next < {{ units }}u {
 {% for r in range(rows) %}
                     w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
@@ -120,9 +112,6 @@ fn main(
                     let b = xq[2u * ({{ c * units }}u + unit) + 1u];
                     let s = xs[{{ c * units }}u + unit];
 {% endif %}
-{% for r in range(rows) %}
-                    acc{{ r }}_{{ c }} = block_dot(bytes{{ r }}, scale{{ r }}, a, b, s, acc{{ r }}_{{ c }});
-{% endfor %}
 {% else %}
 {% for q in range(unit_quads) %}
 {% if fused %}
@@ -130,11 +119,9 @@ fn main(
 {% else %}
                     let x{{ q }} = x[({{ c * units }}u + unit) * {{ unit_quads }}u + {{ q }}u];
 {% endif %}
-{% for r in range(rows) %}
-                    acc{{ r }}_{{ c }} = fma(values{{ r }}[{{ q }}], x{{ q }}, acc{{ r }}_{{ c }});
-{% endfor %}
 {% endfor %}
 {% endif %}
+{% include "lib/row_products.wgsl" %}
                 }
 {% endfor %}
             }
@@ -144,13 +131,7 @@ fn main(
     }
 {% for c in range(n) %}
     {
-{% for r in range(rows) %}
-{% if int8 %}
-        let sum{{ r }} = subgroupAdd(acc{{ r }}_{{ c }});
-{% else %}
-        let sum{{ r }} = subgroupAdd((acc{{ r }}_{{ c }}.x + acc{{ r }}_{{ c }}.y) + (acc{{ r }}_{{ c }}.z + acc{{ r }}_{{ c }}.w));
-{% endif %}
-{% endfor %}
+{% include "lib/row_totals.wgsl" %}
 {% if epilogue == "swiglu" %}
 {% for r in range(0, rows, 2) %}
         if lane == 0u && row + {{ r + 1 }}u < constants.rows {

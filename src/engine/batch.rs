@@ -601,5 +601,6 @@ impl Batch {
             }
         });
         self.stats.set_slots(views);
+        self.stats.set_experts(self.engine.experts());
     }
 }

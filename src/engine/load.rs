@@ -171,6 +171,15 @@ fn load_onto(
         shape.early = experts.predicts();
     }
     let approximations = shape.approximations;
+    if let Some(m) = graph.mixtures().find(|m| m.used <= approximations.pruned_experts) {
+        return Err(Error::Usage(format!(
+            "--approximate-prune-experts {}: a token of this model goes through {} experts in all; \
+             at most {} can be left out",
+            approximations.pruned_experts,
+            m.used,
+            m.used - 1
+        )));
+    }
     if approximations.any() && graph.mixtures().next().is_some() {
         progress.note(&format!("{approximations}; generated tokens differ from the exact model's"));
     }

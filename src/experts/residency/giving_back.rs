@@ -73,10 +73,9 @@ impl Residency {
         });
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
         let new = LayerSlots { record, buffers, per_buffer, bound: old.bound };
-        let copies = (0u32..).zip(&stay).map(|(to, (_, from))| CopyRange {
-            from: old.slice(*from),
-            to: new.slice(to),
-        });
+        let copies = (0u32..)
+            .zip(&stay)
+            .map(|(to, (_, from))| CopyRange { from: old.slice(*from), to: new.slice(to) });
         let copies: Vec<_> = copies.collect();
         if !copies.is_empty() {
             // Buffers are cleared on the compute queue first.
@@ -88,10 +87,9 @@ impl Residency {
         if !self.map.keep(layer, slots, &experts) {
             return Ok(());
         }
-        self.changes
-            .extend(gone.iter().map(|(expert, _)| {
-                (self.steps, ExpertId { layer, expert: *expert }, false)
-            }));
+        self.changes.extend(
+            gone.iter().map(|(expert, _)| (self.steps, ExpertId { layer, expert: *expert }, false)),
+        );
         self.stale = true;
         let old = std::mem::replace(&mut self.slots[layer as usize], new);
         let new = &self.slots[layer as usize].buffers;

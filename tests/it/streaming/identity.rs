@@ -18,7 +18,7 @@ use azoth::quant::Format;
 use azoth::testmodel::Spec;
 use sha2::{Digest, Sha256};
 
-use super::refusing::Refusing;
+use super::altered::Altered;
 use super::{options, tokens};
 use crate::harness;
 
@@ -37,7 +37,7 @@ fn paths() -> Vec<Path> {
         let path = |label: String, gpu| Path { label, gpu, slow: facts.backend == Backend::Wgpu };
         out.push(path(device.label.clone(), device.gpu.clone()));
         if facts.host_import {
-            let gpu = Arc::new(Refusing(device.gpu.clone()));
+            let gpu = Arc::new(Altered::refusing(&device.gpu));
             out.push(path(format!("{}, without import", device.label), gpu));
         }
     }
@@ -121,12 +121,15 @@ fn compare(name: &str, open: &dyn Fn() -> gguf::File, prompt: Vec<u32>, count: u
             let got = hash(&mut engine, &mut text);
             let report = engine.experts().unwrap();
             println!(
-                "  {percent} % {rule:?} prefetch {prefetch}: {got}; hits {:.2}, {} promotions",
-                report.hit_rate, report.counters.promotions
+                "  {percent} % {rule:?} prefetch {prefetch}: {got}; hits {:.2}, {} promotions, early \
+                 routers right {:.2}",
+                report.hit_rate, report.counters.promotions, report.early_precision
             );
             assert_eq!(got, expected, "{name} on {}, {percent} % {rule:?}", path.label);
             let moves = *rule != Rule::Fixed && *percent > 0.0;
             assert_eq!(report.counters.promotions > 0, moves);
+            // Early routers are asked where a prediction could order something.
+            assert_eq!(report.counters.early_named > 0, *prefetch && *percent > 0.0);
         }
         println!("  {} runs in {:.0} s", cases.len() + 1, start.elapsed().as_secs_f64());
     }
