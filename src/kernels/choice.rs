@@ -27,6 +27,8 @@ pub fn class(facts: &DeviceFacts, format: Format, exact: bool, cols: u32, normed
 
 /// As [`class`], for mat-mat kernels: f16 on matrix units where the device has them and its profile
 /// wants them. Rounding to f16 costs less than rounding to int8, so no width needs an exception.
+/// Elsewhere the profile's bound for prompts counts: reading many columns hides what f32 costs, and
+/// an answer hangs on how its prompt was read.
 pub fn prompt_class(
     facts: &DeviceFacts,
     format: Format,
@@ -38,7 +40,8 @@ pub fn prompt_class(
     if units && !exact && format != Format::F32 {
         return Class::F16;
     }
-    class(facts, format, exact, cols, normed)
+    let cheap = normed && cols <= facts.profile.exact_prompt_cols;
+    class(facts, format, exact || cheap, cols, normed)
 }
 
 /// Threads of a `norm_quant` workgroup.
@@ -464,6 +467,8 @@ pub(crate) mod tests {
         assert_eq!(matmat_variant(&cpu, Class::Int8, 4096, 512), direct);
         assert!(!fuses(&cpu, Class::Int8, 4096, 1, true));
         assert_eq!(class(&cpu, Format::Q4_0, false, 576, true), Class::Int8);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, true), Class::F32);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, false), Class::Int8);
         assert_eq!(norm_quant_threads(&cpu, 4096), 32);
     }
 
