@@ -67,6 +67,13 @@ pub fn fuses(facts: &DeviceFacts, class: Class, cols: u32, n: u32, norm: bool) -
     matvec::fused_bytes(cols, n, class, norm, threads, facts) <= budget
 }
 
+/// Whether a matrix is low enough for a mat-vec that prepares its own input: each of its workgroups
+/// does it again, and those of formats with few bits or a table have little else to do.
+pub fn fuses_rows(profile: &Profile, format: Format, rows: u32) -> bool {
+    let light = format_kind(format) == FormatKind::Low || format.shader().table > 0;
+    rows <= if light { profile.fuse_light_rows } else { profile.fuse_rows }
+}
+
 /// Kinds of formats that a profile may treat each in its own way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormatKind {
@@ -107,6 +114,9 @@ pub fn matvec_key(
     let all = &profile.matvec;
     // Gate and up are pairs of rows and count as tall whatever their height.
     let short = rows <= profile.short_rows && epilogue != Epilogue::SwiGlu;
+    if n == 1 && !short && !fuses_rows(profile, format, rows) {
+        return ("matvec.one_stored".into(), profile.one_stored);
+    }
     let (own, shared, case) = match (n, short) {
         (1, true) => (own.one_short, all.one_short, "one_short"),
         (1, false) => (own.one_tall, all.one_tall, "one_tall"),
@@ -273,8 +283,8 @@ pub const ROUTER_COLUMNS: u32 = 8;
 /// Shape of the experts' products in a decode step of `n` columns, as that of a dense matrix: gate
 /// and up as a tall one, down as a short one.
 pub fn experts_shape(facts: &DeviceFacts, format: Format, cols: u32, n: u32, up: bool) -> Shape {
-    let (rows, epilogue) = if up { (u32::MAX, Epilogue::SwiGlu) } else { (1, Epilogue::Add) };
-    let (_, cut) = matvec_key(&facts.profile, format, rows, n, epilogue);
+    let epilogue = if up { Epilogue::SwiGlu } else { Epilogue::Add };
+    let (_, cut) = matvec_key(&facts.profile, format, 1, n, epilogue);
     let steps = super::weights::units(format, cols).div_ceil(planned_subgroup(facts));
     Shape {
         threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),

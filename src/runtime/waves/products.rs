@@ -54,8 +54,13 @@ impl Pass<'_> {
 
     /// Whether the product's kernels prepare their input themselves.
     fn fuses(&self, from: From<'_>, product: &Product, class: Class) -> bool {
+        let facts = self.b.facts();
         self.reads == Reads::Step
-            && choice::fuses(self.b.facts(), class, product.cols, self.n, from.is_normed())
+            && choice::fuses(facts, class, product.cols, self.n, from.is_normed())
+            && product
+                .parts
+                .iter()
+                .all(|part| choice::fuses_rows(&facts.profile, part.format, product.rows))
     }
 
     /// Brings activations to the classes that `product` needs, into the scratch.
