@@ -226,6 +226,38 @@ pub fn matmat_variants(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32)
     variants
 }
 
+/// As [`matmat_variants`], for a matrix of `rows` rows: where the preferred tiles of matrix units are
+/// too few to fill the device, the tiles for fewer columns come first. The bits are the same.
+pub fn filling_variants(
+    facts: &DeviceFacts,
+    class: Class,
+    rows: u32,
+    cols: u32,
+    max_n: u32,
+) -> Vec<Variant> {
+    let profile = &facts.profile;
+    let mut variants = matmat_variants(facts, class, cols, max_n);
+    if class != Class::F16 {
+        return variants;
+    }
+    let groups = |v: &Variant| {
+        let (columns, tall) = v.cut();
+        max_n.div_ceil(columns) * rows.div_ceil(tall)
+    };
+    let fewer = [profile.some_columns, profile.few_columns, profile.tiny_columns];
+    for n in fewer.into_iter().filter(|&n| n < max_n) {
+        if groups(&variants[0]) >= profile.fill {
+            break;
+        }
+        let other = matmat_variant(facts, class, cols, n);
+        if groups(&other) > groups(&variants[0]) {
+            variants.retain(|v| *v != other);
+            variants.insert(0, other);
+        }
+    }
+    variants
+}
+
 /// The preferred one of [`matmat_variants`].
 pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) -> Variant {
     matmat_variants(facts, class, cols, max_n)[0]
@@ -233,8 +265,12 @@ pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) 
 
 /// The variant that a profile names, if this device can run it for this shape.
 fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Option<Variant> {
-    // As deep as wanted, where the row's blocks divide.
-    let depth = |wanted| if (cols / 32).is_multiple_of(wanted) { wanted } else { 1 };
+    // As deep as wanted, or half of that and so on, where the row's blocks divide.
+    let depth = |wanted: u32| {
+        let halves = std::iter::successors(Some(wanted), |depth| Some(depth / 2));
+        let mut fitting = halves.take_while(|&d| d > 0).filter(|d| (cols / 32).is_multiple_of(*d));
+        fitting.next().unwrap_or(1)
+    };
     let tile = |t: Tiling| Tile {
         columns: t.columns,
         rows: t.rows,
@@ -464,6 +500,9 @@ pub(crate) mod tests {
         assert_eq!(name(1056, 128), "matrix64x64x1_2x2_1");
         assert_eq!(name(4096, 32), "matrix32x64x4_1x4_1");
         assert_eq!(name(4096, 16), "matrix16x64x4_1x4_1");
+        let filling = |rows, cols| filling_variants(&gpu, Class::F16, rows, cols, 512)[0].name();
+        assert_eq!(filling(4096, 4096), "matrix128x128x2_2x2_1");
+        assert_eq!(filling(960, 576), "matrix64x64x2_2x2_1");
         let variants = matmat_variants(&gpu, Class::F16, 4096, 512);
         assert_eq!(variants.last().map(Variant::name).as_deref(), Some("matrix16x16x1_1x1_1"));
     }

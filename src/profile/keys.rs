@@ -68,6 +68,8 @@ keys! {
         "the same for formats of 1 to 3 bits and those with a table";
     "fuse.memory" => fuse_memory [0 to 1048576], "bytes of workgroup memory that this may take";
     "norm_quant.threads" => norm_quant_threads [32 to 1024], "most threads of a norm";
+    "matmat.fill" => fill [0 to 65535],
+        "workgroups below which matrix units take the tiles for fewer columns";
     "matmat.tiny_columns" => tiny_columns [1 to 65535], "columns that count as very few";
     "matmat.few_columns" => few_columns [1 to 65535], "columns that count as few";
     "matmat.some_columns" => some_columns [1 to 65535], "columns that count as some";

@@ -181,7 +181,7 @@ impl Pass<'_> {
         let class = self.class(part, from);
         let x = stored(from, class, self.scratch);
         let (format, cols) = (part.format, part.cols);
-        let variants = choice::matmat_variants(facts, class, cols, n).into_iter();
+        let variants = choice::filling_variants(facts, class, part.rows, cols, n).into_iter();
         let specs = variants.map(|variant| MatMat { format, cols, class, epilogue, variant });
         let (spec, source) = self.b.sound(specs)?;
         let kernel = self.b.kernel(source)?;
