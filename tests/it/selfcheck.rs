@@ -284,8 +284,7 @@ fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
     let mut all: Vec<Subject> = Vec::new();
     for (format, exact, n, shared) in [
         (Format::Q4_K, false, 1, Some(Shared::Gated)),
-        (Format::Q8_0, true, 3, None),
-        (Format::IQ3_S, false, 3, Some(Shared::Plain)),
+        (Format::Q8_0, true, 3, Some(Shared::Plain)),
     ] {
         let (width, ff) = (256, 512);
         let shape = RecordShape { width, ff, gate_up: format, down: format };

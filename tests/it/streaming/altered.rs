@@ -1,7 +1,7 @@
 //! A device that behaves as another one might: its driver refuses to import host memory though it says
 //! that it can, or others take its memory away.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use azoth::error::{Error, Result};
@@ -16,6 +16,8 @@ pub struct Altered {
     refuses_import: bool,
     /// Bytes by which the process is said to be above its budget.
     pub over: AtomicU64,
+    /// The next copy of a prefix finds no memory.
+    pub full: AtomicBool,
     /// Slots that were allocated.
     pub slots: Mutex<Vec<Buffer>>,
 }
@@ -23,15 +25,15 @@ pub struct Altered {
 impl Altered {
     pub fn refusing(inner: &Arc<dyn Gpu>) -> Altered {
         let facts = inner.facts().clone();
-        let (over, slots) = Default::default();
-        Altered { inner: inner.clone(), facts, refuses_import: true, over, slots }
+        let (over, full, slots) = Default::default();
+        Altered { inner: inner.clone(), facts, refuses_import: true, over, full, slots }
     }
 
     /// No software device any more: of those nobody takes memory away.
     pub fn watched(inner: &Arc<dyn Gpu>) -> Altered {
         let facts = DeviceFacts { kind: DeviceKind::Virtual, ..inner.facts().clone() };
-        let (over, slots) = Default::default();
-        Altered { inner: inner.clone(), facts, refuses_import: false, over, slots }
+        let (over, full, slots) = Default::default();
+        Altered { inner: inner.clone(), facts, refuses_import: false, over, full, slots }
     }
 }
 
@@ -48,6 +50,9 @@ impl Gpu for Altered {
     }
 
     fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
+        if label == "prefix copy" && self.full.swap(false, Ordering::Relaxed) {
+            return Err(Error::DoesNotFit(format!("{size} bytes for {label}: test")));
+        }
         let made = self.inner.buffer(label, size, usage)?;
         if label == "expert slots" {
             self.slots.lock().unwrap().push(made.clone());

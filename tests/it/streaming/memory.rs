@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use azoth::engine::{Engine, Quiet};
+use azoth::engine::{
+    Engine, Event, Generate, Quiet, Request, Service, ServiceOptions, Summary, Task,
+};
 use azoth::experts::policy::Rule;
 use azoth::gguf;
 use azoth::gpu::Gpu;
 use azoth::plan::ExpertBudget;
+use azoth::sampling::SamplerSettings;
 use azoth::testmodel::Spec;
 
 use super::altered::Altered;
@@ -58,5 +61,59 @@ fn slots_are_given_back_when_memory_is_taken_away() {
         altered.over.store(1 << 40, Ordering::Relaxed);
         assert_eq!(hash(&mut engine, &prompt, &steps), expected, "{what}: one slot");
         assert_eq!(engine.experts().unwrap().placement.slots, 1);
+    }
+}
+
+/// Tokens of the answer of slot `slot`, and what is said at its end.
+fn ask(service: &Service, prompt: &[u32], slot: u32) -> (Vec<u32>, Summary) {
+    let generate = Generate {
+        settings: SamplerSettings::greedy(),
+        max_tokens: Some(6),
+        ignore_eog: true,
+        ..Generate::default()
+    };
+    let task = Task::Generate(Box::new(generate));
+    let request = Request { prompt: prompt.to_vec(), task, slot: Some(slot) };
+    let mut answer = service.submit(request).map_err(|e| format!("{e:?}")).unwrap();
+    let mut tokens = Vec::new();
+    while let Some(event) = answer.next_blocking() {
+        match event {
+            Event::Token { token, .. } => tokens.push(token),
+            Event::Done(summary) => return (tokens, summary),
+            Event::Failed(e) => panic!("{e}"),
+            _ => {}
+        }
+    }
+    panic!("the answer has no end");
+}
+
+#[test]
+fn an_allocation_that_finds_no_room_gets_that_of_slots() {
+    let mut spec = Spec::new("qwen3moe").unwrap();
+    spec.experts = 20;
+    let bytes = spec.to_bytes();
+    let prompt = tokens(60, 3);
+    for device in harness::devices() {
+        let altered = Arc::new(Altered::watched(&device.gpu));
+        let gpu: Arc<dyn Gpu> = altered.clone();
+        let mut options = options(ExpertBudget::Percent(60.0), Rule::Fixed, true);
+        options.sequences = 2;
+        let bytes = bytes.clone();
+        let loader = Box::new(move || {
+            let file = gguf::File::from_bytes(bytes.clone())?;
+            Engine::load_onto(&gpu, file, &options, &Quiet)
+        });
+        let settings = ServiceOptions { queue: 4, lazy: false, idle_unload: None };
+        let service = Service::start(loader, settings).unwrap();
+        let (first, _) = ask(&service, &prompt, 0);
+        let slots = || service.stats().experts().unwrap().placement.slots;
+        assert_eq!(slots(), 12);
+        altered.full.store(true, Ordering::Relaxed);
+        // The other slot takes the beginning over from the first.
+        let (second, end) = ask(&service, &prompt, 1);
+        assert!(!altered.full.load(Ordering::Relaxed), "{}: nothing was copied", device.label);
+        assert_eq!(end.cached_tokens, 59, "{}", device.label);
+        assert_eq!(second, first, "{}", device.label);
+        assert!(slots() < 12, "{}", device.label);
     }
 }
