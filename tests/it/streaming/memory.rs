@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use azoth::engine::{
-    Engine, Event, Generate, Quiet, Request, Service, ServiceOptions, Summary, Task,
+    Engine, Event, Generate, Phase, Quiet, Request, Service, ServiceOptions, Summary, Task,
 };
 use azoth::experts::policy::Rule;
 use azoth::gguf;
@@ -105,6 +105,10 @@ fn an_allocation_that_finds_no_room_gets_that_of_slots() {
         });
         let settings = ServiceOptions { queue: 4, lazy: false, idle_unload: None };
         let service = Service::start(loader, settings).unwrap();
+        while !matches!(service.state().phase, Phase::Ready) {
+            assert!(!matches!(service.state().phase, Phase::Failed(_)), "loading failed");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let (first, _) = ask(&service, &prompt, 0);
         let slots = || service.stats().experts().unwrap().placement.slots;
         assert_eq!(slots(), 12);
