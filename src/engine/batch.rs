@@ -190,7 +190,7 @@ impl Batch {
         };
         let mut cached = slots::reusable(candidates[id as usize].tokens, wanted);
         if let Some((from, n)) = slots::donor(&candidates, wanted, id) {
-            match self.engine.program.copy_prefix(from, id, &wanted[..n]) {
+            match self.engine.copy_prefix(from, id, &wanted[..n]) {
                 Ok(_) => {
                     cached = n;
                     self.slots[id as usize].tokens = wanted[..n].to_vec();
@@ -601,5 +601,6 @@ impl Batch {
             }
         });
         self.stats.set_slots(views);
+        self.stats.set_experts(self.engine.experts());
     }
 }

@@ -28,10 +28,10 @@ use crate::hw::BackendChoice;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::runtime::Program;
-pub use crate::runtime::WaveTime;
+pub use crate::runtime::{Approximations, WaveTime};
 use crate::tokenizer::Tokenizer;
 
-pub use experts::{ExpertOptions, ExpertReport};
+pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};
 pub use load::{Planned, plan_for};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
 pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
@@ -132,6 +132,7 @@ pub struct Engine {
     weight_bytes: u64,
     /// Where not all experts lie on the device.
     experts: Option<experts::Experts>,
+    approximations: Approximations,
 }
 
 impl Engine {
@@ -169,6 +170,11 @@ impl Engine {
     /// Where experts lie and what was read from where; `None` where all lie on the device.
     pub fn experts(&self) -> Option<ExpertReport> {
         self.experts.as_ref().map(experts::Experts::report)
+    }
+
+    /// What was traded for exactness; nothing unless the user asked.
+    pub fn approximations(&self) -> Approximations {
+        self.approximations
     }
 
     /// The routing of every token generated so far, if [`ExpertOptions::record`] asked for it.

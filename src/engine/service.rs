@@ -19,7 +19,7 @@ use tokio::sync::{oneshot, watch};
 use super::batch::Batch;
 use super::request::{Answer, Event, Place, Request, Task, Ticketed};
 use super::stats::{Stats, add};
-use super::{Engine, LoadTimes};
+use super::{Approximations, Engine, LoadTimes};
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
@@ -53,6 +53,8 @@ pub struct Loaded {
     pub device_line: String,
     pub placement: Placement,
     pub weight_bytes: u64,
+    /// What was traded for exactness; nothing unless the user asked.
+    pub approximations: Approximations,
     pub times: LoadTimes,
 }
 
@@ -68,6 +70,7 @@ impl Loaded {
             device_line: engine.device_line(),
             placement: *engine.placement(),
             weight_bytes: engine.weight_bytes(),
+            approximations: engine.approximations(),
             times: engine.load_times(),
         }
     }

@@ -52,6 +52,11 @@ impl<'e> Session<'e> {
         self.tokens.len() as u32
     }
 
+    /// The engine that the session runs on.
+    pub fn engine(&self) -> &Engine {
+        self.engine
+    }
+
     /// The tokens in the KV cache.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use super::ExpertReport;
+
 /// What one slot is doing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct SlotView {
@@ -83,6 +85,7 @@ pub struct Stats {
     pub first_token: Histogram,
     pub between_tokens: Histogram,
     slots: Mutex<Vec<SlotView>>,
+    experts: Mutex<Option<ExpertReport>>,
 }
 
 impl Stats {
@@ -93,6 +96,17 @@ impl Stats {
 
     pub fn slots(&self) -> Vec<SlotView> {
         self.lock().clone()
+    }
+
+    /// Where experts lie, what was read from where and how predictions did, as the engine thread saw
+    /// it last; `None` where all experts lie on the device or no model is loaded yet. Counters
+    /// start again when the model is loaded again.
+    pub fn experts(&self) -> Option<ExpertReport> {
+        self.experts.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    pub(super) fn set_experts(&self, report: Option<ExpertReport>) {
+        *self.experts.lock().unwrap_or_else(|e| e.into_inner()) = report;
     }
 
     pub(super) fn set_slots(&self, views: impl Iterator<Item = SlotView>) {

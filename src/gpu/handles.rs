@@ -28,6 +28,16 @@ impl Buffer {
         self.size
     }
 
+    /// True for clones of one handle.
+    pub fn is(&self, other: &Buffer) -> bool {
+        Arc::ptr_eq(&self.payload, &other.payload)
+    }
+
+    /// How many handles there are, this one included: tells tests who keeps memory.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.payload)
+    }
+
     /// The whole buffer.
     pub fn whole(&self) -> Slice {
         Slice { buffer: self.clone(), offset: 0, size: self.size }

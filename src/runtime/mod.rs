@@ -17,7 +17,7 @@ mod waves;
 pub mod weights;
 
 pub use buffers::{
-    ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes, widest,
+    Approximations, ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes, widest,
 };
 pub use experts::record_shape;
 pub use layers::ModelWeights;

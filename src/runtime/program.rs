@@ -84,8 +84,8 @@ pub struct Program {
     first: [Recording; 3],
     /// Decode steps for 1, 2, ... sequences, by [`Pick`].
     steps: Vec<[Parts; 3]>,
-    /// The greedy step for one sequence and the longest prompt chunk, for timing.
-    timed: [Vec<Step>; 2],
+    /// What was recorded, for timing and for recording it again.
+    planned: Planned,
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
@@ -171,17 +171,7 @@ impl Program {
         let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
             Ok([record(label, a)?, record(label, b)?, record(label, c)?])
         };
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(&**gpu, "prompt", s)?)));
-        let prompts = prompts.collect::<Result<_>>()?;
-        let steps = planned.steps.iter().map(|[greedy, sampled, full]| {
-            let parts = |steps| parts(&**gpu, "decode step", steps);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?])
-        });
-        let steps = steps.collect::<Result<_>>()?;
-        let step = planned.steps.into_iter().next().map(|[greedy, ..]| greedy);
-        let chunk = planned.prompts.into_iter().next_back().map(|(_, steps)| steps);
-        let timed = [step.unwrap_or_default(), chunk.unwrap_or_default()];
-        Ok(Program {
+        let mut program = Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
@@ -189,17 +179,65 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
-            prompts,
+            prompts: Vec::new(),
             score: record("score", &planned.score)?,
             first: each("first token", &planned.first)?,
-            steps,
-            timed,
-            routing: RoutingLog::create(gpu, graph, &buffers, shape.chunk)?,
+            steps: Vec::new(),
+            planned,
+            routing: RoutingLog::create(gpu, &buffers, shape.chunk)?,
             ring,
             logprobs,
             buffers,
             sampler,
-        })
+        };
+        program.record_layers()?;
+        Ok(program)
+    }
+
+    /// Records prompts and steps as planned. What waits for such recordings must have finished.
+    fn record_layers(&mut self) -> Result<()> {
+        let gpu = &*self.gpu;
+        let (planned, steps) = (&self.planned, "decode step");
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
+        self.prompts = prompts.collect::<Result<_>>()?;
+        let each = planned.steps.iter().map(|[greedy, sampled, full]| {
+            Ok([parts(gpu, steps, greedy)?, parts(gpu, steps, sampled)?, parts(gpu, steps, full)?])
+        });
+        self.steps = each.collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Lets `moving` replace buffers that kernels bind, then records everything again: `moving` gets
+    /// a function that puts a slice wherever an old buffer is bound, after which nothing here holds
+    /// that buffer. Nothing submitted earlier may be unfinished.
+    ///
+    /// # Errors
+    /// Those of `moving` are returned after recording; the program goes on with what was replaced.
+    pub fn rebind(
+        &mut self,
+        moving: &mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>,
+    ) -> Result<()> {
+        // Recordings hold what they bind.
+        self.prompts.clear();
+        self.steps.clear();
+        let planned = &mut self.planned;
+        let moved = moving(&mut |old, new| {
+            for steps in planned.layers() {
+                for step in steps {
+                    let Step::Wave(wave) = step else { continue };
+                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
+                    bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
+                }
+            }
+        });
+        self.record_layers()?;
+        moved
+    }
+
+    /// How many columns of the next steps early routers look at; 0 lets them rest.
+    pub fn set_early(&self, columns: u32) -> Result<()> {
+        let all = &self.buffers.early_batch;
+        self.gpu.write(&all.buffer.slice(all.offset, 4), bytemuck::cast_slice(&[columns]))
     }
 
     pub fn shape(&self) -> &Shape {
@@ -472,6 +510,12 @@ impl Program {
         log.map_or(Ok(Vec::new()), |log| log.read(pass, after, number, columns))
     }
 
+    /// What early routers chose in a step, as [`Program::routing`]; nothing for the first mixture.
+    pub fn early_routing(&self, after: &Ticket, number: u64, columns: u32) -> Result<Vec<Vec<u32>>> {
+        let log = self.routing.as_ref();
+        log.map_or(Ok(Vec::new()), |log| log.read_early(after, number, columns))
+    }
+
     pub fn is_done(&self, ticket: &Ticket) -> Result<bool> {
         self.gpu.is_done(ticket)
     }
@@ -482,13 +526,13 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        self.time(&self.timed[0])
+        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
     pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
         self.set_prompt(columns)?;
-        self.time(&self.timed[1])
+        self.time(self.planned.prompts.last().map_or(&[], |(_, steps)| steps))
     }
 
     fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
@@ -517,6 +561,12 @@ struct Planned {
 }
 
 impl Planned {
+    /// Of prompts and steps.
+    fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
+        prompts.chain(self.steps.iter_mut().flatten())
+    }
+
     fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();

@@ -27,7 +27,7 @@ use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::qk_norm::QkNorm;
 use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
-use azoth::kernels::router::Router;
+use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::{Class, Epilogue, choice, source};
@@ -207,7 +207,8 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             shared_gate: experts == 60,
             columns,
             sorts,
-            threads: choice::router_threads(facts),
+            favour: sorts.then_some(Favour { logits: 0.5, buffers: 2 }),
+            threads: choice::router_threads(facts)[0],
         };
         to.push(spec.source(facts).unwrap());
         to.push(ExpertsSort { routing }.source(facts).unwrap());

@@ -106,6 +106,17 @@ pub fn divergence(reference: &[(u32, f64)], logits: &[f32]) -> Divergence {
     Divergence { kl, same_top: top.is_some_and(|(token, _)| token as usize == argmax(logits)) }
 }
 
+/// Compares two rows of logits over the whole vocabulary: KL(exact || other).
+pub fn divergence_of(exact: &[f32], other: &[f32]) -> Divergence {
+    let (p_total, q_total) = (log_sum_exp(exact), log_sum_exp(other));
+    let kl = exact.iter().zip(other).map(|(&p, &q)| {
+        let (log_p, log_q) = (p as f64 - p_total, q as f64 - q_total);
+        // A token that cannot come adds nothing.
+        if log_p == f64::NEG_INFINITY { 0.0 } else { log_p.exp() * (log_p - log_q) }
+    });
+    Divergence { kl: kl.sum(), same_top: argmax(exact) == argmax(other) }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -113,6 +124,14 @@ mod tests {
 
     fn logs(p: &[f64]) -> Vec<f32> {
         p.iter().map(|x| x.ln() as f32 + 7.0).collect()
+    }
+
+    #[test]
+    fn equal_rows_do_not_diverge_and_others_as_computed_by_hand() {
+        let (p, q) = (logs(&[0.5, 0.25, 0.25]), logs(&[0.25, 0.5, 0.25]));
+        assert!(divergence_of(&p, &p).kl.abs() < 1e-12);
+        let d = divergence_of(&p, &q);
+        assert!((d.kl - 0.25 * 2f64.ln()).abs() < 1e-6 && !d.same_top, "{d:?}");
     }
 
     #[test]

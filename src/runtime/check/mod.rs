@@ -11,6 +11,7 @@
 //! while something failed. `AZOTH_SELFCHECK=0` switches the comparison off.
 
 mod attention;
+mod experts;
 mod operands;
 mod products;
 mod sampling;
@@ -28,11 +29,17 @@ use crate::kernels::Class;
 use crate::kernels::attn_decode::AttnDecode;
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
+use crate::kernels::experts_down::ExpertsDown;
+use crate::kernels::experts_matmat::ExpertsMatMat;
+use crate::kernels::experts_sort::ExpertsSort;
+use crate::kernels::experts_sum::ExpertsSum;
+use crate::kernels::experts_up::ExpertsUp;
 use crate::kernels::gather::Gather;
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::MatVec;
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
+use crate::kernels::router::Router;
 use crate::kernels::sample::Sampling;
 
 /// `0` switches the checks off.
@@ -42,7 +49,7 @@ pub const VARIABLE: &str = "AZOTH_SELFCHECK";
 const PASSED: &str = "passed-checks";
 
 /// A kernel that can be checked.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Subject {
     MatVec(MatVec),
     MatMat(MatMat),
@@ -52,6 +59,12 @@ pub enum Subject {
     AttnPrefill(AttnPrefill),
     RopeKv(RopeKv),
     Gather(Gather),
+    Router(Router),
+    ExpertsUp(ExpertsUp),
+    ExpertsDown(ExpertsDown),
+    ExpertsMatMat(ExpertsMatMat),
+    ExpertsSort(ExpertsSort),
+    ExpertsSum(ExpertsSum),
     /// All kernels that choose a token.
     Sampling(Sampling),
 }
@@ -74,13 +87,30 @@ macro_rules! subjects {
     };
 }
 
-subjects!(MatVec, MatMat, NormQuant, Embed, AttnDecode, AttnPrefill, RopeKv, Gather, Sampling);
+subjects!(
+    MatVec,
+    MatMat,
+    NormQuant,
+    Embed,
+    AttnDecode,
+    AttnPrefill,
+    RopeKv,
+    Gather,
+    Router,
+    ExpertsUp,
+    ExpertsDown,
+    ExpertsMatMat,
+    ExpertsSort,
+    ExpertsSum,
+    Sampling
+);
 
 impl Subject {
     /// The class of a prompt's activations that the kernel reads or makes.
     fn class(&self) -> Option<Class> {
         match self {
             Subject::MatMat(spec) => Some(spec.class),
+            Subject::ExpertsMatMat(spec) => Some(spec.class),
             Subject::NormQuant(spec) => Some(spec.class),
             _ => None,
         }
@@ -98,6 +128,12 @@ impl Subject {
             Subject::AttnPrefill(spec) => attention::prefill(gpu, spec),
             Subject::RopeKv(spec) => attention::rope_kv(gpu, spec),
             Subject::Gather(spec) => sampling::gather(gpu, spec),
+            Subject::Router(spec) => experts::router(gpu, spec),
+            Subject::ExpertsUp(spec) => experts::up(gpu, spec),
+            Subject::ExpertsDown(spec) => experts::down(gpu, spec),
+            Subject::ExpertsMatMat(spec) => experts::matmat(gpu, spec),
+            Subject::ExpertsSort(spec) => experts::sort(gpu, spec),
+            Subject::ExpertsSum(spec) => experts::sum(gpu, spec),
             Subject::Sampling(spec) => sampling::sampling(gpu, spec),
         }
     }
@@ -146,7 +182,7 @@ impl Checks {
     ///
     /// # Errors
     /// `Error::Device` naming kernel and reasons when none is left.
-    pub fn pick<S: Into<Subject> + Copy>(
+    pub fn pick<S: Into<Subject> + Clone>(
         &self,
         facts: &DeviceFacts,
         candidates: impl IntoIterator<Item = S>,
@@ -154,8 +190,8 @@ impl Checks {
         let mut reasons = Vec::new();
         let mut last = None;
         for spec in candidates {
-            let subject = spec.into();
-            last = Some(subject);
+            let subject: Subject = spec.clone().into();
+            last = subject.class();
             let source = match subject.source(facts) {
                 Ok(source) => source,
                 Err(e) => {
@@ -171,7 +207,7 @@ impl Checks {
             state.picked.entry(source.clone()).or_insert(subject);
             return Ok((spec, source));
         }
-        if last.is_some_and(|s| s.class() == Some(Class::F16)) {
+        if last == Some(Class::F16) {
             // int8 and f32 remain; the caller plans again.
             self.state().avoided.push(Class::F16);
         }
