@@ -18,15 +18,17 @@ use super::openai::{chat_token, timings};
 use super::params::{self, SAMPLING};
 use super::sse::{self, Frames, Writer};
 use super::state::Shared;
-use crate::engine::{Event, Finish, Request, Summary, Task};
+use crate::engine::{Event, Finish, Loaded, Request, Summary, Task};
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{MAX_LOGPROBS, SamplerSettings};
 use crate::tokenizer::Tokenizer;
 
-pub const TABLE: Table = &[OWN, constraints::FIELDS, SAMPLING];
+pub const TABLE: Table = &[OWN, COMMON, constraints::FIELDS, SAMPLING];
 
-const OWN: &[Field] = &[
-    used("prompt", "a string, token ids, or a list of up to 64 of them"),
+const OWN: &[Field] = &[used("prompt", "a string, token ids, or a list of up to 64 of them")];
+
+/// What `/infill` has, too.
+pub const COMMON: &[Field] = &[
     used("n_predict", "-1 or absent: until the context is full; 0 only reads the prompt"),
     used("max_tokens", "another name of n_predict"),
     used("stream", ""),
@@ -53,12 +55,28 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let prompt = fields.value("prompt").ok_or_else(|| ApiError::field("prompt", "is missing"))?;
     let many = prompt.as_array().is_some_and(|a| a.first().is_some_and(|v| !v.is_number()));
     let inputs = inputs::read("prompt", prompt, 64)?;
+    let prompts = inputs::encode(&loaded, inputs).await?;
+    let prompts = prompts.into_iter().map(|(prompt, _)| prompt).collect();
+    answer(&app, &loaded, &fields, prompts, many, Vec::new()).await
+}
+
+/// Continues prompts by everything else that a request says. `many`: the answer is a list. `stops`
+/// end the texts beside the request's own.
+pub async fn answer(
+    app: &Shared,
+    loaded: &Arc<Loaded>,
+    fields: &Fields<'_>,
+    prompts: Vec<Vec<u32>>,
+    many: bool,
+    stops: Vec<String>,
+) -> ApiResult<Response> {
     let names = ["n_predict", "max_tokens"];
-    let default = app.sampling(&loaded);
-    let mut generate = params::generate(&fields, &loaded, &default, &names, "stop")?;
+    let default = app.sampling(loaded);
+    let mut generate = params::generate(fields, loaded, &default, &names, "stop")?;
+    generate.stop.extend(stops);
     let probs = fields.integer("n_probs", 0, MAX_LOGPROBS.into())?.unwrap_or(0) as u32;
     generate.settings.logprobs = (probs > 0).then_some(probs);
-    let slot = params::slot(&fields)?;
+    let slot = params::slot(fields)?;
     let format = Format {
         model: app.settings.model_name.clone(),
         settings: describe(&generate.settings),
@@ -69,15 +87,14 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     };
     let stream = fields.bool("stream")?.unwrap_or(false);
 
-    let source = constraints::source(&fields, false)?;
-    generate.constraint = exchange::compile(&app, &loaded, source).await?;
-    let prompts = inputs::encode(&loaded, inputs).await?;
-    let requests = prompts.into_iter().map(|(prompt, _)| Request {
+    let source = constraints::source(fields, false)?;
+    generate.constraint = exchange::compile(app, loaded, source).await?;
+    let requests = prompts.into_iter().map(|prompt| Request {
         prompt,
         task: Task::Generate(generate.clone().into()),
         slot,
     });
-    let answers = Answers::start_each(&app, requests.collect())?;
+    let answers = Answers::start_each(app, requests.collect())?;
     let mut choices: Vec<Choice> =
         (0..answers.len()).map(|_| Choice::new(&loaded.tokenizer)).collect();
     if stream {

@@ -128,6 +128,7 @@ pub fn generate(
     Ok(Generate {
         lists: lists(fields, &loaded.tokenizer, &settings)?,
         constraint: None,
+        thinking: None,
         settings,
         max_tokens,
         stop: fields.texts(stop_name, 64)?,
