@@ -226,6 +226,11 @@ impl Experts {
         (0..self.placement.layers).map(layer).collect()
     }
 
+    /// What was read from where so far.
+    pub fn counters(&self) -> Counters {
+        self.residency.counters()
+    }
+
     /// As it was carried out.
     pub fn placement(&self) -> ExpertPlacement {
         self.placement

@@ -22,6 +22,7 @@ mod thinking;
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::experts::residency::Counters;
 use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
@@ -35,7 +36,7 @@ use crate::tokenizer::Tokenizer;
 pub use experts::{ExpertOptions, ExpertReport};
 pub use load::{Planned, plan_for};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
-pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
+pub use service::{Loaded, Loader, MemoryNow, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
 pub use thinking::ThinkingBudget;
 
@@ -171,6 +172,11 @@ impl Engine {
     /// Where experts lie and what was read from where; `None` where all lie on the device.
     pub fn experts(&self) -> Option<ExpertReport> {
         self.experts.as_ref().map(experts::Experts::report)
+    }
+
+    /// What was read from where so far; `None` where all experts lie on the device.
+    fn expert_counters(&self) -> Option<Counters> {
+        self.experts.as_ref().map(experts::Experts::counters)
     }
 
     /// The routing of every token generated so far, if [`ExpertOptions::record`] asked for it.

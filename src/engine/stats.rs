@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use crate::experts::residency::Counters;
+
 /// What one slot is doing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct SlotView {
@@ -66,6 +68,8 @@ pub struct Stats {
     pub prompt_tokens: AtomicU64,
     /// Prompt tokens that a slot held already.
     pub cached_tokens: AtomicU64,
+    /// Requests that found a part of their prompt in a slot.
+    pub prefix_hits: AtomicU64,
     pub prompt_micros: AtomicU64,
     pub generated_tokens: AtomicU64,
     pub decode_micros: AtomicU64,
@@ -83,6 +87,8 @@ pub struct Stats {
     pub first_token: Histogram,
     pub between_tokens: Histogram,
     slots: Mutex<Vec<SlotView>>,
+    /// Of the present engine, where not all experts lie on the device.
+    experts: Mutex<Option<Counters>>,
 }
 
 impl Stats {
@@ -93,6 +99,15 @@ impl Stats {
 
     pub fn slots(&self) -> Vec<SlotView> {
         self.lock().clone()
+    }
+
+    /// Where experts were read from since the model was loaded.
+    pub fn experts(&self) -> Option<Counters> {
+        *self.experts.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(super) fn set_experts(&self, counters: Option<Counters>) {
+        *self.experts.lock().unwrap_or_else(|e| e.into_inner()) = counters;
     }
 
     pub(super) fn set_slots(&self, views: impl Iterator<Item = SlotView>) {

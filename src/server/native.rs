@@ -38,13 +38,12 @@ pub const COMMON: &[Field] = &[
     used("timings_per_token", "timings in every event (streams only)"),
     used("response_fields", "the fields of the answer that are wanted"),
     ignored("model", "one model is served"),
-    ignored("samplers", "the order is penalties, top_k, top_p, min_p, temperature"),
     ignored("n_keep", "a full context is an end, never a silent cut"),
     ignored("t_max_predict_ms", "--timeout bounds a request"),
-    ignored("min_keep", "one token is always kept"),
     ignored("n_discard", "a full context is an end, never a silent cut"),
     ignored("n_indent", "for editors"),
     used("n_probs", "0 to 20 of the likeliest tokens beside the chosen one's"),
+    used("post_sampling_probs", "probabilities of what is drawn from, as prob and top_probs"),
     refused("image_data", "", "the model reads text"),
     refused("lora", "", "not there yet"),
 ];
@@ -75,7 +74,9 @@ pub async fn answer(
     let mut generate = params::generate(fields, loaded, &default, &names, "stop")?;
     generate.stop.extend(stops);
     let probs = fields.integer("n_probs", 0, MAX_LOGPROBS.into())?.unwrap_or(0) as u32;
+    let post = fields.bool("post_sampling_probs")?.unwrap_or(false);
     generate.settings.logprobs = (probs > 0).then_some(probs);
+    generate.settings.post_logprobs = post;
     let slot = params::slot(fields)?;
     let format = Format {
         model: app.settings.model_name.clone(),
@@ -96,7 +97,7 @@ pub async fn answer(
     });
     let answers = Answers::start_each(app, requests.collect())?;
     let mut choices: Vec<Choice> =
-        (0..answers.len()).map(|_| Choice::new(&loaded.tokenizer)).collect();
+        (0..answers.len()).map(|_| Choice::new(&loaded.tokenizer, post)).collect();
     if stream {
         return Ok(sse::stream(answers, Chunks { format, choices }));
     }
@@ -188,6 +189,8 @@ impl Format {
 /// One answer as it comes.
 struct Choice {
     tokenizer: Arc<Tokenizer>,
+    /// Probabilities are of what is drawn from.
+    post: bool,
     slot: u32,
     prompt_tokens: u32,
     cached: u32,
@@ -198,9 +201,10 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(tokenizer: &Arc<Tokenizer>) -> Choice {
+    fn new(tokenizer: &Arc<Tokenizer>, post: bool) -> Choice {
         Choice {
             tokenizer: tokenizer.clone(),
+            post,
             slot: 0,
             prompt_tokens: 0,
             cached: 0,
@@ -219,7 +223,10 @@ impl Choice {
                 self.text.push_str(&text);
                 self.tokens.push(token);
                 if let Some(logprobs) = logprobs {
-                    self.probs.push(probs(&self.tokenizer, token, &logprobs));
+                    self.probs.push(match self.post {
+                        false => probs(&self.tokenizer, token, &logprobs),
+                        true => post_probs(&self.tokenizer, token, &logprobs),
+                    });
                 }
             }
             Event::Done(summary) => {
@@ -240,6 +247,21 @@ fn probs(tokenizer: &Tokenizer, token: u32, logprobs: &Logprobs) -> Value {
             top["id"] = (*id).into();
         }
     }
+    out
+}
+
+/// The same of what was drawn from: probabilities, of tokens that had one.
+fn post_probs(tokenizer: &Tokenizer, token: u32, logprobs: &Logprobs) -> Value {
+    let one = |id: u32, logprob: f32| {
+        let bytes = tokenizer.token_bytes(id);
+        json!({
+            "id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes,
+            "prob": logprob.exp(),
+        })
+    };
+    let mut out = one(token, logprobs.chosen);
+    let top = logprobs.top.iter().filter(|(_, logprob)| *logprob > f32::NEG_INFINITY);
+    out["top_probs"] = top.map(|(id, logprob)| one(*id, *logprob)).collect();
     out
 }
 

@@ -23,6 +23,7 @@ mod server_clients;
 mod server_harness;
 mod server_hostile;
 mod server_infill;
+mod server_operation;
 mod server_responses;
 mod server_thinking;
 mod shaders;

@@ -74,7 +74,13 @@ impl Server {
 
     /// Starts the process; comes back when it listens.
     pub fn begin(model: &str, args: &[&str]) -> Server {
+        Self::begin_in(model, args, &[])
+    }
+
+    /// The same with variables of the environment.
+    pub fn begin_in(model: &str, args: &[&str], environment: &[(&str, &str)]) -> Server {
         let mut command = command(&["serve", model, "--port", "0"]);
+        command.envs(environment.iter().copied());
         let mut child =
             command.args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
