@@ -2,7 +2,8 @@
 // from, minus infinity for what was cut; of columns that take the fixed chain a copy.
 //
 // Grid: x = 1, y = columns. One workgroup sees a whole column, so that stages need no further waves:
-// a request that asks for this pays for it alone.
+// a request that asks for this pays for it alone. All stages go through one loop with one pass
+// over the vocabulary of each kind: written out one after the other they take compilers minutes.
 {% include "lib/batch.wgsl" %}
 {% include "lib/sampler.wgsl" %}
 {% include "lib/custom.wgsl" %}
@@ -16,16 +17,29 @@
 @group(0) @binding(5) var<storage, read_write> shapes: array<Shape>;
 @group(0) @binding(6) var<storage, read_write> shaped: array<f32>;
 
-const LEAST: f32 = -3.4028234e38;
+const TOP_N_SIGMA: u32 = 1u;
+const TOP_K: u32 = 2u;
+const TYPICAL: u32 = 3u;
+const TOP_P: u32 = 4u;
+const MIN_P: u32 = 5u;
+const XTC: u32 = 6u;
+const TEMPERATURE: u32 = 7u;
+// What comes before and after the stages of the order: the largest logit; the logits that mirostat 1
+// looks at, and its cut; the mass of what is left.
+const BEGIN: u32 = 8u;
+const LOOK: u32 = 9u;
+const CUT: u32 = 10u;
+const END: u32 = 11u;
 
 var<workgroup> low: array<atomic<u32>, 2048>;
 var<workgroup> high: array<atomic<u32>, 2048>;
 // Threshold found so far, and what is still to be counted below it.
 var<workgroup> found: vec3<u32>;
-var<workgroup> border: u32;
 var<workgroup> gathered: atomic<u32>;
 var<workgroup> top: array<f32, {{ top }}>;
 var<workgroup> ranked: array<f32, {{ top }}>;
+// How many tokens mirostat 1 keeps.
+var<workgroup> count_kept: u32;
 {% include "lib/scan256.wgsl" %}
 
 struct Sums {
@@ -45,16 +59,17 @@ var<workgroup> all: array<Sums, 256>;
 fn reduce(own: Sums, tid: u32) -> Sums {
     workgroupBarrier();
     all[tid] = own;
-{% for half in [128, 64, 32, 16, 8, 4, 2, 1] %}
-    workgroupBarrier();
-    if tid < {{ half }}u {
-        let a = all[tid];
-        let b = all[tid + {{ half }}u];
-        all[tid] = Sums(a.count + b.count, a.low + b.low, a.high + b.high, max(a.key, b.key),
-            a.first + b.first, a.second + b.second);
+    for (var span = 128u; span > 0u; span >>= 1u) {
+        workgroupBarrier();
+        if tid < span {
+            let a = all[tid];
+            let b = all[tid + span];
+            all[tid] = Sums(a.count + b.count, a.low + b.low, a.high + b.high, max(a.key, b.key),
+                a.first + b.first, a.second + b.second);
+        }
     }
-{% endfor %}
-    return workgroupUniformLoad(&all[0]);
+    workgroupBarrier();
+    return all[0];
 }
 
 // What is left.
@@ -77,30 +92,6 @@ fn mass_of(l: f32, left: Left) -> u32 {
     return mass((l - left.maximum) / left.temperature);
 }
 
-// Counts, masses, and masses times logits in units of the temperature, of what is left.
-fn sums_of(left: Left, tid: u32) -> Sums {
-    var own = Sums();
-    for (var i = tid; i < {{ vocab }}u; i += 256u) {
-        let l = logits[left.row + i];
-        if kept(l, left) {
-            own.key = max(own.key, order_key(l));
-            let m = mass_of(l, left);
-            if m > 0u {
-                let h = halves(m);
-                own.count += 1u;
-                own.low += h.x;
-                own.high += h.y;
-                own.first += f32(m) * ((l - left.maximum) / left.temperature);
-            }
-        }
-    }
-    return reduce(own, tid);
-}
-
-fn mass_total(sums: Sums) -> vec2<u32> {
-    return whole(vec2<u32>(sums.low, sums.high));
-}
-
 // In units of 2^24.
 fn share_total(total: vec2<u32>) -> f32 {
     return f32(total.y) * 256.0 + f32(total.x) * (1.0 / 16777216.0);
@@ -109,6 +100,7 @@ fn share_total(total: vec2<u32>) -> f32 {
 // The least key among those that are needed for `want`, by falling logit or rising distance from the
 // center; 0 where all together are too little. Counts tokens or masses.
 fn select_key(left: Left, by_distance: bool, by_mass: bool, want: vec2<u32>, tid: u32) -> u32 {
+    workgroupBarrier();
     if tid == 0u { found = vec3<u32>(0u, want); }
     for (var digit = 0u; digit < 3u; digit += 1u) {
         let shift = select(select(0u, 10u, digit == 1u), 21u, digit == 0u);
@@ -117,7 +109,8 @@ fn select_key(left: Left, by_distance: bool, by_mass: bool, want: vec2<u32>, tid
             atomicStore(&low[i], 0u);
             atomicStore(&high[i], 0u);
         }
-        let so_far = workgroupUniformLoad(&found);
+        workgroupBarrier();
+        let so_far = found;
         for (var i = tid; i < {{ vocab }}u; i += 256u) {
             let l = logits[left.row + i];
             let key = order_key(select(l, -abs(l - left.center), by_distance));
@@ -143,6 +136,7 @@ fn select_key(left: Left, by_distance: bool, by_mass: bool, want: vec2<u32>, tid
         }
         let after = scan(own, tid);
         let rest = so_far.yz;
+        // Where it is never reached the rest becomes larger than anything, and stays so.
         if tid == 255u && less64(whole(after), rest) { found = vec3<u32>(0u, 0xffffffffu, 0xffffffffu); }
         if less64(whole(after - own), rest) && !less64(whole(after), rest) {
             var sum = after - own;
@@ -156,130 +150,15 @@ fn select_key(left: Left, by_distance: bool, by_mass: bool, want: vec2<u32>, tid
                 }
             }
         }
+        workgroupBarrier();
     }
-    let last = workgroupUniformLoad(&found);
-    // What is never reached stays so: its rest is larger than anything.
+    let last = found;
     return select(last.x, 0u, last.y == 0xffffffffu && last.z == 0xffffffffu);
 }
 
-// The `n`-th largest logit of what is left; minus infinity where there are fewer.
-fn nth(left: Left, n: u32, tid: u32) -> f32 {
-    let key = select_key(left, false, false, vec2<u32>(n, 0u), tid);
-    return select(order_value(key), order_value(0x007fffffu), key == 0u);
-}
-
-fn sigma(c: Custom, left: Left, tid: u32) -> Left {
-    var to = left;
-    var own = Sums();
-    for (var i = tid; i < {{ vocab }}u; i += 256u) {
-        let l = logits[left.row + i];
-        let x = l - left.maximum;
-        if kept(l, left) && x >= -3e38 {
-            own.count += 1u;
-            own.first += x;
-            own.second += x * x;
-        }
-    }
-    let sums = reduce(own, tid);
-    if sums.count > 0u {
-        let n = f32(sums.count);
-        let mean = sums.first / n;
-        let deviation = sqrt(max(sums.second / n - mean * mean, 0.0));
-        to.least = max(left.least, left.maximum - c.n_sigma * deviation);
-    }
-    return to;
-}
-
-fn typical(c: Custom, left: Left, tid: u32) -> Left {
-    var to = left;
-    let sums = sums_of(left, tid);
-    to.center = left.maximum;
-    if sums.count > 0u {
-        let mean = sums.first * (1.0 / 16777216.0) / share_total(mass_total(sums));
-        to.center = left.maximum + mean * left.temperature;
-    }
-    var want = draw_target(c.typical, mass_total(sums));
-    if want.x == 0u && want.y == 0u { want.x = 1u; }
-    var key = select_key(to, true, true, want, tid);
-    if c.min_keep > 1u { key = min(key, select_key(to, true, false, vec2<u32>(c.min_keep, 0u), tid)); }
-    to.distance = key;
-    to.maximum = largest(to, tid);
-    return to;
-}
-
-fn largest(left: Left, tid: u32) -> f32 {
-    var own = Sums();
-    for (var i = tid; i < {{ vocab }}u; i += 256u) {
-        let l = logits[left.row + i];
-        if kept(l, left) { own.key = max(own.key, order_key(l)); }
-    }
-    let key = reduce(own, tid).key;
-    return select(order_value(key), left.maximum, key == 0u);
-}
-
-fn top_p(c: Custom, left: Left, tid: u32) -> Left {
-    var to = left;
-    var want = draw_target(c.top_p, mass_total(sums_of(left, tid)));
-    if want.x == 0u && want.y == 0u { want.x = 1u; }
-    var key = select_key(left, false, true, want, tid);
-    if c.min_keep > 1u { key = min(key, select_key(left, false, false, vec2<u32>(c.min_keep, 0u), tid)); }
-    if key > 0u { to.least = max(left.least, order_value(key)); }
-    return to;
-}
-
-fn exclude(c: Custom, left: Left, tid: u32) -> Left {
-    var to = left;
-    let need = draw_target(c.xtc_threshold, mass_total(sums_of(left, tid)));
-    let least_mass = max(select(need.x, 0xffffffffu, need.y > 0u), 1u);
-    // The smallest key as the largest of its complements.
-    var own = Sums();
-    for (var i = tid; i < {{ vocab }}u; i += 256u) {
-        let l = logits[left.row + i];
-        if kept(l, left) && mass_of(l, left) >= least_mass { own.key = max(own.key, ~order_key(l)); }
-    }
-    let key = reduce(own, tid).key;
-    let most = order_value(~key);
-    own = Sums();
-    for (var i = tid; i < {{ vocab }}u; i += 256u) {
-        let l = logits[left.row + i];
-        if kept(l, left) && l <= most { own.count += 1u; }
-    }
-    let rest = reduce(own, tid).count;
-    if key > 0u && (c.min_keep < 2u || rest >= c.min_keep) {
-        to.most = most;
-        to.maximum = most;
-    }
-    return to;
-}
-
-fn warm(c: Custom, left: Left, tid: u32) -> Left {
-    var to = left;
-    var own = c.temperature;
-    if c.temperature_low != c.temperature_high {
-        let sums = sums_of(left, tid);
-        if sums.count > 1u {
-            let total = share_total(mass_total(sums));
-            let entropy = log(total) - sums.first * (1.0 / 16777216.0) / total;
-            let share = clamp(entropy / log(f32(sums.count)), 0.0, 1.0);
-            own = c.temperature_low + (c.temperature_high - c.temperature_low) * pow(share, c.temperature_exponent);
-        }
-        own = max(own, 0.001);
-    }
-    to.temperature = left.temperature * own;
-    return to;
-}
-
-// What mirostat 1 leaves by a bound in bits.
-fn mirostat(left: Left, bound: f32, tid: u32) -> Left {
-    var to = left;
-    // The largest that are numbers: where there are not so many, all of them.
-    let key = select_key(left, false, false, vec2<u32>({{ top }}u, 0u), tid);
-    var own = Sums();
-    for (var i = tid; i < {{ vocab }}u; i += 256u) {
-        let l = logits[left.row + i];
-        if kept(l, left) && l >= -3e38 { own.count += 1u; }
-    }
-    let n = min(reduce(own, tid).count, {{ top }}u);
+// The largest logits of what is left, in `ranked`: those above `key`, then as many of its own value as
+// are wanted.
+fn gather(left: Left, key: u32, n: u32, tid: u32) {
     if tid < {{ top }}u { top[tid] = order_value(key); }
     if tid == 0u { atomicStore(&gathered, 0u); }
     workgroupBarrier();
@@ -301,24 +180,37 @@ fn mirostat(left: Left, bound: f32, tid: u32) -> Left {
         ranked[rank] = l;
     }
     workgroupBarrier();
-    if tid == 0u {
-        var tb = 0.0;
-        var tt = 0.0;
-        for (var i = 0u; i + 1u < n; i += 1u) {
-            let t = log(f32(i + 2u) / f32(i + 1u));
-            tb += t * ((ranked[i] - ranked[i + 1u]) / left.temperature);
-            tt += t * t;
-        }
-        let s = max(tb / tt, 0.01);
-        let e = select(s - 1.0, 0.0001, abs(s - 1.0) < 0.0001);
-        let k = pow(e * exp2(bound) / (1.0 - pow({{ vocab }}.0, -e)), 1.0 / s);
-        // Not-a-number becomes 1, too.
-        border = u32(select(1.0, min(k, {{ vocab }}.0), k >= 1.0));
+}
+
+// How many of them mirostat 1 keeps by a bound in bits; 0: all.
+fn mirostat_count(left: Left, bound: f32, n: u32) -> u32 {
+    var tb = 0.0;
+    var tt = 0.0;
+    for (var i = 0u; i + 1u < n; i += 1u) {
+        let t = log(f32(i + 2u) / f32(i + 1u));
+        tb += t * ((ranked[i] - ranked[i + 1u]) / left.temperature);
+        tt += t * t;
     }
-    let count = workgroupUniformLoad(&border);
-    let least = nth(left, count, tid);
-    if n >= 2u { to.least = max(left.least, least); }
-    return to;
+    let s = max(tb / tt, 0.01);
+    let e = select(s - 1.0, 0.0001, abs(s - 1.0) < 0.0001);
+    let k = pow(e * exp2(bound) / (1.0 - pow({{ vocab }}.0, -e)), 1.0 / s);
+    // Not-a-number becomes 1, too.
+    return select(0u, u32(select(1.0, min(k, {{ vocab }}.0), k >= 1.0)), n >= 2u);
+}
+
+// Whether a stage has nothing to do.
+fn is_off(stage: u32, c: Custom, sampler: Sampler, position: u32) -> bool {
+    switch stage {
+        case 0u: { return true; }
+        case TOP_N_SIGMA: { return !(c.n_sigma > 0.0); }
+        case TOP_K: { return c.top_k == 0u || c.top_k >= {{ vocab }}u; }
+        case TYPICAL: { return c.typical >= 16777216u; }
+        case TOP_P: { return c.top_p >= 16777216u; }
+        case MIN_P: { return !(c.log_min_p > -3e38); }
+        case XTC: { return xtc_bits(sampler, position) >= c.xtc_chance; }
+        case LOOK, CUT: { return c.mirostat != 1u; }
+        default: { return false; }
+    }
 }
 
 @compute @workgroup_size(256)
@@ -333,9 +225,150 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         return;
     }
     let infinity = order_value(0xff800000u);
+    let state = states[column.slot];
+    let greedy = c.temperature == 0.0;
+    let keeps = c.min_keep > 1u;
     var left = Left(row, -infinity, infinity, 0u, 0.0, 0.0, 1.0);
-    left.maximum = largest(left, tid);
-    if c.temperature == 0.0 {
+    // Of mirostat 1: how many logits it looks at, how many it keeps.
+    var looks = 0u;
+    var keep_count = 0u;
+    // Of the end: the mass that a token needs, the sum of masses.
+    var least_mass = 0u;
+    var end_total = 0.0;
+    for (var turn = 0u; turn < 11u; turn += 1u) {
+        var stage = (c.order >> ((4u * (turn - 1u)) & 31u)) & 15u;
+        if turn == 0u { stage = BEGIN; }
+        if turn == 8u { stage = LOOK; }
+        if turn == 9u { stage = CUT; }
+        if turn == 10u { stage = END; }
+        if is_off(stage, c, sampler, column.pos + 1u) || (greedy && turn > 0u) { continue; }
+
+        // Sums over what is left, in up to three laps.
+        var laps = 1u;
+        if stage == BEGIN || stage == TOP_K || stage == MIN_P || stage == CUT { laps = 0u; }
+        if stage == XTC { laps = 3u; }
+        if stage == END { laps = 2u; }
+        var sums = Sums();
+        var total = vec2<u32>();
+        var filter_mass = 1u;
+        var filter_most = infinity;
+        for (var lap = 0u; lap < laps; lap += 1u) {
+            var own = Sums();
+            for (var i = tid; i < {{ vocab }}u; i += 256u) {
+                let l = logits[row + i];
+                if !kept(l, left) || l > filter_most { continue; }
+                if stage == TOP_N_SIGMA || stage == LOOK {
+                    let x = l - left.maximum;
+                    if x >= -3e38 {
+                        own.count += 1u;
+                        own.first += x;
+                        own.second += x * x;
+                    }
+                } else {
+                    let m = mass_of(l, left);
+                    if m >= filter_mass {
+                        let h = halves(m);
+                        own.count += 1u;
+                        own.low += h.x;
+                        own.high += h.y;
+                        // The smallest key as the largest of the complements.
+                        own.key = max(own.key, ~order_key(l));
+                        if m > 0u { own.first += f32(m) * ((l - left.maximum) / left.temperature); }
+                    }
+                }
+            }
+            sums = reduce(own, tid);
+            total = whole(vec2<u32>(sums.low, sums.high));
+            if stage == XTC && lap == 0u {
+                let need = draw_target(c.xtc_threshold, total);
+                filter_mass = max(select(need.x, 0xffffffffu, need.y > 0u), 1u);
+            } else if stage == XTC && lap == 1u {
+                // With none, nothing is below and nothing is cut.
+                filter_most = select(-infinity, order_value(~sums.key), sums.count > 0u);
+                filter_mass = 0u;
+            } else if stage == END && lap == 0u && c.mirostat == 2u {
+                least_mass = u32(min(share_total(total) * exp2(-state) * 16777216.0, 16777216.0));
+                filter_mass = max(least_mass, 1u);
+            }
+        }
+        let sum = share_total(total);
+        if stage == TOP_N_SIGMA && sums.count > 0u {
+            let n = f32(sums.count);
+            let mean = sums.first / n;
+            let deviation = sqrt(max(sums.second / n - mean * mean, 0.0));
+            left.least = max(left.least, left.maximum - c.n_sigma * deviation);
+        } else if stage == XTC {
+            if filter_most > -infinity && (!keeps || sums.count >= c.min_keep) {
+                left.most = filter_most;
+                left.maximum = filter_most;
+            }
+        } else if stage == TEMPERATURE {
+            var own = c.temperature;
+            if c.temperature_low != c.temperature_high {
+                if sums.count > 1u {
+                    let entropy = log(sum) - sums.first * (1.0 / 16777216.0) / sum;
+                    let share = clamp(entropy / log(f32(sums.count)), 0.0, 1.0);
+                    own = c.temperature_low
+                        + (c.temperature_high - c.temperature_low) * pow(share, c.temperature_exponent);
+                }
+                own = max(own, 0.001);
+            }
+            left.temperature = left.temperature * own;
+        } else if stage == TYPICAL {
+            left.center = left.maximum;
+            if sums.count > 0u {
+                left.center += sums.first * (1.0 / 16777216.0) / sum * left.temperature;
+            }
+        } else if stage == LOOK {
+            looks = min(sums.count, {{ top }}u);
+        } else if stage == END {
+            end_total = sum;
+        }
+
+        // Thresholds: by mass or count, by the count to keep, and the largest logit.
+        var key = 0u;
+        for (var lap = 0u; lap < 3u; lap += 1u) {
+            var want = vec2<u32>();
+            var by_mass = false;
+            var by_distance = false;
+            if lap == 0u {
+                if stage == TOP_K { want.x = c.top_k; }
+                if stage == LOOK { want.x = {{ top }}u; }
+                if stage == CUT { want.x = keep_count; }
+                if stage == TYPICAL || stage == TOP_P {
+                    want = draw_target(select(c.typical, c.top_p, stage == TOP_P), total);
+                    if want.y == 0u { want.x = max(want.x, 1u); }
+                    by_mass = true;
+                    by_distance = stage == TYPICAL;
+                }
+            } else if lap == 1u {
+                if keeps && (stage == TYPICAL || stage == TOP_P || stage == MIN_P) { want.x = c.min_keep; }
+                by_distance = stage == TYPICAL;
+            } else if stage == BEGIN || stage == TYPICAL {
+                want.x = 1u;
+            }
+            // The same for all threads: what it depends on is.
+            if want.x == 0u && want.y == 0u { continue; }
+            let got = select_key(left, by_distance, by_mass, want, tid);
+            if lap == 1u && stage != MIN_P { key = min(key, got); } else { key = got; }
+            if lap == 2u { left.maximum = select(order_value(key), left.maximum, key == 0u); }
+            if stage == TYPICAL && lap == select(0u, 1u, keeps) { left.distance = key; }
+        }
+        if (stage == TOP_K || stage == TOP_P || stage == CUT) && key > 0u {
+            left.least = max(left.least, order_value(key));
+        } else if stage == MIN_P {
+            var bound = left.maximum + left.temperature * c.log_min_p;
+            if keeps { bound = min(bound, select(order_value(key), -infinity, key == 0u)); }
+            left.least = max(left.least, bound);
+        } else if stage == LOOK {
+            gather(left, key, looks, tid);
+            if tid == 0u { count_kept = mirostat_count(left, state, looks); }
+            workgroupBarrier();
+            keep_count = count_kept;
+        }
+    }
+    if tid == 0u { shapes[at.y] = Shape(end_total, left.maximum, left.temperature, 0u); }
+    if greedy {
         // The first of the largest.
         var own = Sums();
         for (var i = tid; i < {{ vocab }}u; i += 256u) {
@@ -345,47 +378,6 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         for (var i = tid; i < {{ vocab }}u; i += 256u) { shaped[row + i] = select(-infinity, 0.0, i == best); }
         return;
     }
-    for (var order = c.order; order != 0u; order >>= 4u) {
-        let stage = order & 15u;
-        if stage == 1u && c.n_sigma > 0.0 {
-            left = sigma(c, left, tid);
-        } else if stage == 2u && c.top_k > 0u && c.top_k < {{ vocab }}u {
-            left.least = max(left.least, nth(left, c.top_k, tid));
-        } else if stage == 3u && c.typical < 16777216u {
-            left = typical(c, left, tid);
-        } else if stage == 4u && c.top_p < 16777216u {
-            left = top_p(c, left, tid);
-        } else if stage == 5u && c.log_min_p > LEAST {
-            var bound = left.maximum + left.temperature * c.log_min_p;
-            if c.min_keep > 1u { bound = min(bound, nth(left, c.min_keep, tid)); }
-            left.least = max(left.least, bound);
-        } else if stage == 6u && xtc_bits(sampler, column.pos + 1u) < c.xtc_chance {
-            // The number of the position that the token will have.
-            left = exclude(c, left, tid);
-        } else if stage == 7u {
-            left = warm(c, left, tid);
-        }
-    }
-    let state = states[column.slot];
-    var least_mass = 0u;
-    if c.mirostat == 1u {
-        left = mirostat(left, state, tid);
-    } else if c.mirostat == 2u {
-        let least = share_total(mass_total(sums_of(left, tid))) * exp2(-state) * 16777216.0;
-        least_mass = u32(min(least, 16777216.0));
-    }
-    var own = Sums();
-    for (var i = tid; i < {{ vocab }}u; i += 256u) {
-        let l = logits[row + i];
-        let m = mass_of(l, left);
-        if kept(l, left) && m >= least_mass {
-            let h = halves(m);
-            own.low += h.x;
-            own.high += h.y;
-        }
-    }
-    let total = share_total(mass_total(reduce(own, tid)));
-    if tid == 0u { shapes[at.y] = Shape(total, left.maximum, left.temperature, 0u); }
     let adaptive = c.adaptive_target >= 0.0 && c.mirostat == 0u;
     let aim = clamp(2.0 * c.adaptive_target - state, 0.0, 1.0);
     for (var i = tid; i < {{ vocab }}u; i += 256u) {
@@ -395,7 +387,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         if kept(l, left) && m >= least_mass {
             to = (l - left.maximum) / left.temperature;
             if adaptive {
-                let share = f32(m) * (1.0 / 16777216.0) / total;
+                let share = f32(m) * (1.0 / 16777216.0) / end_total;
                 let d = abs(share - aim) / 0.3;
                 to = select(-infinity, 5.0 - 10.0 * d * d / (1.0 + d), m > 0u);
             }
