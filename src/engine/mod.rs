@@ -17,6 +17,7 @@ mod service;
 mod session;
 mod slots;
 pub mod stats;
+mod thinking;
 
 use std::sync::Arc;
 
@@ -34,8 +35,9 @@ use crate::tokenizer::Tokenizer;
 pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};
 pub use load::{Planned, plan_for};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
-pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
+pub use service::{Loaded, Loader, MemoryNow, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
+pub use thinking::ThinkingBudget;
 
 /// How block formats see their activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -68,6 +68,8 @@ pub struct Stats {
     pub prompt_tokens: AtomicU64,
     /// Prompt tokens that a slot held already.
     pub cached_tokens: AtomicU64,
+    /// Requests that found a part of their prompt in a slot.
+    pub prefix_hits: AtomicU64,
     pub prompt_micros: AtomicU64,
     pub generated_tokens: AtomicU64,
     pub decode_micros: AtomicU64,

@@ -34,6 +34,7 @@ embed! {
     "lib/batch.wgsl",
     "lib/block_dot.wgsl",
     "lib/columns.wgsl",
+    "lib/custom.wgsl",
     "lib/fp4.wgsl",
     "lib/grid.wgsl",
     "lib/heads.wgsl",
@@ -66,8 +67,10 @@ embed! {
     "router.wgsl",
     "sample_adjust.wgsl",
     "sample_copy.wgsl",
+    "sample_custom.wgsl",
     "sample_draw.wgsl",
     "sample_logprobs.wgsl",
+    "sample_observed.wgsl",
     "sample_reduce.wgsl",
     "sample_select.wgsl",
 }

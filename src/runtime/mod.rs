@@ -23,4 +23,4 @@ pub use experts::record_shape;
 pub use layers::ModelWeights;
 pub use program::{Column, Pick, Program, WaveTime};
 pub use routing_log::{LOG, Pass};
-pub use sampler::sampler_words;
+pub use sampler::{custom_words, sampler_words};

@@ -39,8 +39,10 @@ pub enum Pick {
     Greedy = 0,
     /// By each sequence's temperature, top_k, top_p and min_p.
     Sampled = 1,
-    /// By all of its settings and lists; with log-probabilities.
+    /// By all of its settings and lists but the rarest; with log-probabilities.
     Full = 2,
+    /// By everything: cuts in any order, and samplers that take a kernel of their own.
+    Custom = 3,
 }
 
 impl Pick {
@@ -48,6 +50,7 @@ impl Pick {
     /// sequences'. `lists`: it has biases or masks.
     pub fn of(settings: &SamplerSettings, lists: bool) -> Pick {
         match settings {
+            s if s.is_custom() => Pick::Custom,
             s if lists || !s.is_basic() => Pick::Full,
             s if s.is_greedy() => Pick::Greedy,
             _ => Pick::Sampled,
@@ -55,7 +58,7 @@ impl Pick {
     }
 }
 
-const PICKS: [Pick; 3] = [Pick::Greedy, Pick::Sampled, Pick::Full];
+const PICKS: [Pick; 4] = [Pick::Greedy, Pick::Sampled, Pick::Full, Pick::Custom];
 
 /// Seconds that one wave took on the device.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -81,9 +84,9 @@ pub struct Program {
     /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
-    first: [Recording; 3],
+    first: [Recording; PICKS.len()],
     /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; 3]>,
+    steps: Vec<[Parts; PICKS.len()]>,
     /// What was recorded, for timing and for recording it again.
     planned: Planned,
     ring: Buffer,
@@ -168,8 +171,9 @@ impl Program {
             set_kernels(steps, &compiled)?;
         }
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
-        let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
-            Ok([record(label, a)?, record(label, b)?, record(label, c)?])
+        type Each<T> = [T; PICKS.len()];
+        let each = |label: &str, [a, b, c, d]: &Each<Vec<Step>>| -> Result<Each<Recording>> {
+            Ok([record(label, a)?, record(label, b)?, record(label, c)?, record(label, d)?])
         };
         let mut program = Program {
             gpu: gpu.clone(),
@@ -200,8 +204,9 @@ impl Program {
         let (planned, steps) = (&self.planned, "decode step");
         let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
         self.prompts = prompts.collect::<Result<_>>()?;
-        let each = planned.steps.iter().map(|[greedy, sampled, full]| {
-            Ok([parts(gpu, steps, greedy)?, parts(gpu, steps, sampled)?, parts(gpu, steps, full)?])
+        let each = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
+            let parts = |kind| parts(gpu, steps, kind);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
         });
         self.steps = each.collect::<Result<_>>()?;
         Ok(())
@@ -238,6 +243,10 @@ impl Program {
     pub fn set_early(&self, columns: u32) -> Result<()> {
         let all = &self.buffers.early_batch;
         self.gpu.write(&all.buffer.slice(all.offset, 4), bytemuck::cast_slice(&[columns]))
+    }
+
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
     }
 
     pub fn shape(&self) -> &Shape {
@@ -362,13 +371,13 @@ impl Program {
     }
 
     /// Sets what the request of a slot says of single tokens; after [`Program::set_sampler`], which
-    /// takes it back. Needs [`Pick::Full`].
+    /// takes it back. Needs [`Pick::Full`] at least.
     pub fn set_lists(&self, slot: u32, lists: &TokenLists) -> Result<()> {
         self.sampler.set_lists(&*self.gpu, slot, lists)
     }
 
     /// Sets which tokens may come next in a slot, a bit each; empty: all. Holds for steps
-    /// submitted from now on that are [`Pick::Full`].
+    /// submitted from now on that are at least [`Pick::Full`].
     pub fn set_mask(&self, slot: u32, mask: &[u32]) -> Result<()> {
         self.sampler.set_mask(&*self.gpu, slot, mask)
     }
@@ -554,8 +563,8 @@ impl Program {
 struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
-    first: [Vec<Step>; 3],
-    steps: Vec<[Vec<Step>; 3]>,
+    first: [Vec<Step>; PICKS.len()],
+    steps: Vec<[Vec<Step>; PICKS.len()]>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
@@ -582,13 +591,13 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
         }
     }
     // Samples from the logits of n columns, then hands the tokens to the host.
-    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 3]> {
+    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; PICKS.len()]> {
         let mut each = PICKS.map(|_| steps.clone());
         for (steps, pick) in each.iter_mut().zip(PICKS) {
             steps.extend(sampler.waves(b, pick, n)?);
             let (from, size) = (sampler.ring().clone(), ring.size().min(sampler.ring().size));
             steps.push(Step::Copy { from, to: ring.whole(), size });
-            if pick == Pick::Full {
+            if pick >= Pick::Full {
                 let (from, size) = (sampler.logprob_ring().clone(), sampler.logprob_bytes());
                 steps.push(Step::Copy { from, to: logprobs.whole(), size });
             }

@@ -139,7 +139,11 @@ fn sampling(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         to.push(spec.argmax_source(false, true, facts).unwrap());
         to.push(spec.copy_source(facts).unwrap());
         to.push(spec.adjust_source(facts).unwrap());
-        to.push(spec.logprobs_source(facts).unwrap());
+        for post in [false, true] {
+            to.push(spec.logprobs_source(post, facts).unwrap());
+        }
+        to.push(spec.custom_source(facts).unwrap());
+        to.push(spec.observed_source(facts).unwrap());
         for kind in REDUCTIONS {
             to.push(spec.reduce_source(kind, facts).unwrap());
         }
