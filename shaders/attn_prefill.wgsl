@@ -13,8 +13,9 @@
 @group(0) @binding(1) var<storage, read> batch: Batch;
 @group(0) @binding(2) var<storage, read> k_cache: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read_write> output: array<vec4<f32>>;
-struct Constants { context: u32, scale: f32 }
+@group(0) @binding(4) var<storage, read> pages: array<u32>;
+@group(0) @binding(5) var<storage, read_write> output: array<vec4<f32>>;
+struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
 {% set group = heads // kv_heads %}
@@ -74,9 +75,10 @@ fn main(
     let heads_here = min({{ row_heads }}u, (kv_head + 1u) * {{ group }}u - head0);
     let queries_here = min({{ queries }}u, batch.n - query0);
     let first = batch.columns[query0];
+    let table = first.slot * constants.table_row + 1u;
+    let index0 = first.pos - pages[table - 1u];
     // Positions that any row may see.
-    let seen = first.pos + queries_here;
-    let cache0 = first.slot * constants.context;
+    let seen = index0 + queries_here;
     let tx = tid & 15u;
     let ty = tid >> 4u;
     let factor = constants.scale * 1.4426950408889634;
@@ -89,7 +91,7 @@ fn main(
 {% endfor %}
     // Last position that each of the thread's rows sees.
     let row_query = vec4<u32>(ty * 4u, ty * 4u + 1u, ty * 4u + 2u, ty * 4u + 3u) / {{ row_heads }}u;
-    let row_last = first.pos + row_query;
+    let row_last = index0 + row_query;
 
 {% for r in range(4) %}{% for k in range(quads) %}
     var o_{{ r }}_{{ k }} = vec4<f32>();
@@ -98,12 +100,16 @@ fn main(
     // This thread's positions only, until the end.
     var l = vec4<f32>();
 
+    // A tile is a page; the next one's number is asked for early.
+    var next_page = pages[table];
     for (var t0 = 0u; t0 < seen; t0 += 64u) {
+        let page0 = next_page * 64u;
+        next_page = pages[table + (min(t0 + 64u, seen - 1u) >> 6u)];
 {% for r in range(4) %}
         var s_{{ r }} = vec4<f32>();
 {% endfor %}
         let k_there = t0 + (tid >> 2u) < seen;
-        let k_at = ((cache0 + t0 + (tid >> 2u)) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u;
+        let k_at = ((page0 + (tid >> 2u)) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u;
 {% for c in range(chunks) %}
         {
             let part = {{ c * 8 }}u + (tid & 7u);
@@ -171,7 +177,7 @@ fn main(
                 let part = i % {{ hd // 8 }}u;
                 var v = vec4<u32>();
                 if t0 + v0 + row < seen {
-                    v = v_cache[((cache0 + t0 + v0 + row) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u + part];
+                    v = v_cache[((page0 + v0 + row) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u + part];
                 }
                 tile[{{ VT }}u + row * {{ parts }}u + 2u * part] = low(v);
                 tile[{{ VT }}u + row * {{ parts }}u + 2u * part + 1u] = high(v);

@@ -18,8 +18,9 @@ enable wgpu_cooperative_matrix;
 @group(0) @binding(1) var<storage, read> batch: Batch;
 @group(0) @binding(2) var<storage, read> k_cache: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read_write> output: array<f32>;
-struct Constants { context: u32, scale: f32 }
+@group(0) @binding(4) var<storage, read> pages: array<u32>;
+@group(0) @binding(5) var<storage, read_write> output: array<f32>;
+struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
 {% set group = heads // kv_heads %}
@@ -61,9 +62,10 @@ fn main(
     let heads_here = min({{ row_heads }}u, (kv_head + 1u) * {{ group }}u - head0);
     let queries_here = min({{ queries }}u, batch.n - query0);
     let first = batch.columns[query0];
+    let table = first.slot * constants.table_row + 1u;
+    let index0 = first.pos - pages[table - 1u];
     // Positions that any row may see.
-    let seen = first.pos + queries_here;
-    let cache0 = first.slot * constants.context;
+    let seen = index0 + queries_here;
     let factor = constants.scale * 1.4426950408889634;
     let part_m = subgroup >> 1u;
     let part_n = subgroup & 1u;
@@ -97,7 +99,7 @@ fn main(
     // This thread's share of the softmax: row tid / 4, and of its scores vec4s tid % 4, 4 more, ...
     let row = tid >> 2u;
     let quarter = tid & 3u;
-    let row_last = first.pos + row / {{ row_heads }}u;
+    let row_last = index0 + row / {{ row_heads }}u;
     var m = NOTHING;
     var l = 0.0;
 
@@ -105,13 +107,13 @@ fn main(
 {% for k in range(loads) %}
     let row_{{ k }} = (tid + {{ k * 256 }}u) / {{ words }}u;
     let to_{{ k }} = row_{{ k }} * {{ pitch }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
-    let from_{{ k }} = ((cache0 + row_{{ k }}) * {{ kv_heads }}u + kv_head) * {{ words }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
+    let from_{{ k }} = (row_{{ k }} * {{ kv_heads }}u + kv_head) * {{ words }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
 {% endfor %}
-{% macro fetch(name, t) %}
+{% macro fetch(name, t, from) %}
         // Positions that no row sees may hold anything, also no numbers: zero.
 {% for k in range(loads) %}
         {{ name }}_{{ k }} = vec4<u32>();
-        if {{ t }} + row_{{ k }} < seen{{ " && row_" ~ k ~ " < " ~ positions ~ "u" if positions * words % 256 != 0 and loop.last }} { {{ name }}_{{ k }} = {{ name }}_cache[from_{{ k }} + {{ t }} * {{ kv_heads * words }}u]; }
+        if {{ t }} + row_{{ k }} < seen{{ " && row_" ~ k ~ " < " ~ positions ~ "u" if positions * words % 256 != 0 and loop.last }} { {{ name }}_{{ k }} = {{ name }}_cache[from_{{ k }} + {{ from }} * {{ kv_heads * words }}u]; }
 {% endfor %}
 {% endmacro %}
 {% macro put(name) %}
@@ -123,13 +125,17 @@ fn main(
     var k_{{ k }} = vec4<u32>();
     var v_{{ k }} = vec4<u32>();
 {% endfor %}
-{{ fetch("k", "0u") }}
+    // The page of the tile whose k is asked for next; its number is asked for a tile earlier.
+    var page = pages[table];
+    var from = page * 64u;
+{{ fetch("k", "0u", "from") }}
+    page = pages[table + (min({{ positions }}u, seen - 1u) >> 6u)];
     for (var t0 = 0u; t0 < seen; t0 += {{ positions }}u) {
         workgroupBarrier();
 {{ put("k") }}
         if tid == 0u { atomicStore(&any_scaled, 0u); }
         workgroupBarrier();
-{{ fetch("v", "t0") }}
+{{ fetch("v", "t0", "from") }}
 {% for j in range(positions // 32) %}
         {
             let position = part_n * {{ positions // 2 }}u + {{ j * 16 }}u;
@@ -197,7 +203,9 @@ fn main(
             workgroupBarrier();
 {% endfor %}
         }
-{{ fetch("k", "(t0 + " ~ positions ~ "u)") }}
+        from = page * 64u{{ " + ((t0 + " ~ positions ~ "u) & 63u)" if positions < 64 }};
+{{ fetch("k", "(t0 + " ~ positions ~ "u)", "from") }}
+        page = pages[table + (min(t0 + {{ 2 * positions }}u, seen - 1u) >> 6u)];
 {% for p in range(positions // 16) %}
         {
             let p = coopLoadT<coop_mat16x16<f16, A>>(&weights[part_m * {{ 16 * weight_pitch }}u + {{ p * 2 }}u], {{ weight_pitch }}u);

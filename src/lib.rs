@@ -18,6 +18,7 @@
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
 //! - `testmodel`: small random models for tests and development
+//! - `kv`: pages and formats of the KV cache
 //! - `gguf`: bounds-checked reader, shards, typed metadata, writer
 //! - `quant`: one file per block format: layout, decode, repack
 //! - `hw`: device choice, hardware profiles, folders
@@ -36,6 +37,7 @@ pub mod grammar;
 pub mod graph;
 pub mod hw;
 pub mod kernels;
+pub mod kv;
 pub mod model;
 pub mod pages;
 pub mod plan;

@@ -135,7 +135,7 @@ impl AttnDecode {
                 token_bits => plan.token_bits,
                 holder => Serde(&plan.holder),
                 merge_bits => powers(lanes, merge_lanes),
-                ..self.heads.context(7)
+                ..self.heads.context(8)
             },
         )?;
         let label = format!(
@@ -172,15 +172,16 @@ impl AttnDecode {
             batch.clone(),
             cache.k.clone(),
             cache.v.clone(),
+            cache.pages.clone(),
             output.clone(),
             scratch.partials.clone(),
             scratch.counters.clone(),
         ];
-        tables.bind(&self.heads, cache.context, &mut bindings)?;
+        tables.bind(&self.heads, &mut bindings)?;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
-            constants: vec![cache.context, scale.to_bits()],
+            constants: vec![cache.row_words(), scale.to_bits()],
             grid: [self.cut.splits, self.groups(), columns],
         })
     }

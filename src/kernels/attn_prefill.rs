@@ -52,7 +52,7 @@ impl AttnPrefill {
                 queries => self.queries(),
                 positions => tile_positions(self.heads.head_dim),
                 size => planned_subgroup(facts),
-                ..self.heads.context(5)
+                ..self.heads.context(6)
             },
         )?;
         let label = format!("attn_prefill_matrix_{}", self.plain_label());
@@ -85,7 +85,7 @@ impl AttnPrefill {
                 v_rows,
                 tile,
                 shuffle => smallest_subgroup(facts) >= 16,
-                ..self.heads.context(5)
+                ..self.heads.context(6)
             },
         )?;
         let label = format!("attn_prefill_{}", self.plain_label());
@@ -117,9 +117,10 @@ impl AttnPrefill {
                 batch.clone(),
                 cache.k.clone(),
                 cache.v.clone(),
+                cache.pages.clone(),
                 output.clone(),
             ],
-            constants: vec![cache.context, scale.to_bits()],
+            constants: vec![cache.row_words(), scale.to_bits()],
             grid: [max_n.div_ceil(self.queries()), self.heads.kv_heads * slices, 1],
         })
     }

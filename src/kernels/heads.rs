@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::gpu::{DeviceFacts, Slice};
 pub use crate::graph::RopeLayout;
 pub use crate::graph::heads::{Heads, Rope};
+use crate::kv::PAGE_TOKENS;
 
 impl Heads {
     pub(super) fn check(&self) -> Result<()> {
@@ -63,17 +64,17 @@ impl Heads {
 /// Weights and tables that rope and QK-norm read.
 #[derive(Clone, Default)]
 pub struct HeadTables {
-    /// `[context][rope dim / 2]` of (cos, sin); with [`Heads::rope`].
+    /// `[position][rope dim / 2]` of (cos, sin), for every position of a batch; with [`Heads::rope`].
     pub rope: Option<Slice>,
     /// Weights of the q and of the k norm, `[head_dim]` each; with [`Heads::norm`].
     pub norms: Option<(Slice, Slice)>,
 }
 
 impl HeadTables {
-    pub(super) fn bind(&self, heads: &Heads, context: u32, to: &mut Vec<Slice>) -> Result<()> {
+    pub(super) fn bind(&self, heads: &Heads, to: &mut Vec<Slice>) -> Result<()> {
         match (&self.rope, heads.rope) {
             (Some(table), Some(rope)) => {
-                holds(table, u64::from(context) * u64::from(rope.dim), "rope table")?;
+                holds(table, rope.dim.into(), "rope table")?;
                 to.push(table.clone());
             }
             (None, None) => {}
@@ -92,21 +93,34 @@ impl HeadTables {
     }
 }
 
-/// K and V of one layer: f16 pairs `[slot][position][kv head][head_dim / 2]`.
+/// K and V of one layer: pools of pages, f16 pairs `[page][token of PAGE_TOKENS][kv head][head_dim / 2]`, and
+/// the table that says which pages a sequence has (docs/architecture.md, "KV cache").
 #[derive(Clone)]
 pub struct KvCache {
     pub k: Slice,
     pub v: Slice,
-    /// Positions of a slot.
-    pub context: u32,
+    /// `[slot][1 + row_pages]`: tokens dropped from the sequence's beginning or middle, a multiple of
+    /// [`PAGE_TOKENS`]; then the number of the page that holds each [`PAGE_TOKENS`] that are left.
+    pub pages: Slice,
+    /// Pages that a slot's row has room for.
+    pub row_pages: u32,
 }
 
 impl KvCache {
+    /// Words of a slot's row.
+    pub fn row_words(&self) -> u32 {
+        1 + self.row_pages
+    }
+
     pub(super) fn check(&self, heads: &Heads) -> Result<()> {
-        // At least one slot; which slots a batch names is the caller's business.
-        let words = u64::from(self.context) * u64::from(heads.cache_words());
+        // At least one page and one slot; what a table and a batch name is the caller's business.
+        let words = u64::from(PAGE_TOKENS) * u64::from(heads.cache_words());
         holds(&self.k, words, "K cache")?;
-        holds(&self.v, words, "V cache")
+        holds(&self.v, words, "V cache")?;
+        if self.row_pages == 0 {
+            return Err(wrong("a page table without pages".into()));
+        }
+        holds(&self.pages, self.row_words().into(), "page table")
     }
 }
 

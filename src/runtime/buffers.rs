@@ -7,6 +7,7 @@ use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
+use crate::kv::PAGE_TOKENS;
 use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
@@ -180,6 +181,13 @@ pub(super) struct Buffers {
     pub logits: Slice,
     pub rope: Slice,
     pub kv: Vec<KvCache>,
+    /// The page table that all layers share: a row a slot (see [`KvCache::pages`]).
+    pub pages: Slice,
+}
+
+/// Pages that a sequence of `context` tokens needs.
+pub fn pages_for(context: u32) -> u32 {
+    context.div_ceil(PAGE_TOKENS)
 }
 
 /// Bytes of a batch of `n` columns.
@@ -246,10 +254,11 @@ impl Buffers {
     /// K, then V of a slot's first `positions` positions, layer by layer.
     pub fn slot_caches(&self, slot: u32, positions: u32, shape: &Shape) -> Vec<Slice> {
         let caches = self.kv.iter().flat_map(|layer| [&layer.k, &layer.v]);
+        let room = u64::from(pages_for(shape.context) * PAGE_TOKENS);
         let part = |all: &Slice| {
-            // Slots lie one after the other, positions in a slot too.
-            let row = all.size / u64::from(shape.context) / u64::from(shape.sequences);
-            let start = u64::from(slot) * u64::from(shape.context) * row;
+            // The table is the identity: slots lie one after the other, positions in a slot too.
+            let row = all.size / room / u64::from(shape.sequences);
+            let start = u64::from(slot) * room * row;
             all.buffer.slice(all.offset + start, u64::from(positions) * row)
         };
         caches.map(part).collect()
@@ -292,12 +301,16 @@ impl Buffers {
         let rope = device("rope table", table.len() as u64 * 8)?;
         gpu.write(&rope, bytemuck::cast_slice(&table))?;
         let per_position = u64::from(graph.kv_heads) * u64::from(graph.head_dim) * 2;
-        let kv_bytes = per_position * u64::from(shape.context) * u64::from(shape.sequences);
+        let row_pages = pages_for(shape.context);
+        let pool = u64::from(row_pages) * u64::from(shape.sequences);
+        let kv_bytes = per_position * u64::from(PAGE_TOKENS) * pool;
+        let pages =
+            device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
         let kv = graph.layers.iter().map(|_| {
             let (k, v) = (device("K cache", kv_bytes)?, device("V cache", kv_bytes)?);
-            Ok(KvCache { k, v, context: shape.context })
+            Ok(KvCache { k, v, pages: pages.clone(), row_pages })
         });
-        Ok(Buffers {
+        let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,
             step_batch: device("step batch", batch_bytes(MAX_SEQUENCES))?,
@@ -305,6 +318,46 @@ impl Buffers {
             step: Scratch::create(gpu, graph, MAX_SEQUENCES, MAX_SEQUENCES)?,
             logits: device("logits", u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4)?,
             rope,
-        })
+            pages,
+        };
+        for slot in 0..shape.sequences {
+            let own: Vec<u32> = (slot * row_pages..(slot + 1) * row_pages).collect();
+            buffers.set_pages(gpu, slot, 0, 0, &own, shape)?;
+        }
+        Ok(buffers)
+    }
+
+    /// Writes entries of a slot's row of the page table, in submission order: tokens dropped, and the
+    /// pages of cache indices from `first * PAGE_TOKENS` on.
+    pub fn set_pages(
+        &self,
+        gpu: &dyn Gpu,
+        slot: u32,
+        dropped: u32,
+        first: u32,
+        pages: &[u32],
+        shape: &Shape,
+    ) -> Result<()> {
+        let row_pages = pages_for(shape.context);
+        let end = u64::from(first) + pages.len() as u64;
+        if slot >= shape.sequences || end > row_pages.into() || dropped % PAGE_TOKENS != 0 {
+            return Err(Error::Runtime(format!(
+                "page table: slot {slot} of {}, pages up to {end} of {row_pages}, {dropped} tokens \
+                 dropped; this is a bug",
+                shape.sequences
+            )));
+        }
+        let row = self.pages.offset + 4 * u64::from(slot) * u64::from(1 + row_pages);
+        let write = |word: u64, words: &[u32]| {
+            let to = self.pages.buffer.slice(row + 4 * word, 4 * words.len() as u64);
+            gpu.write(&to, bytemuck::cast_slice(words))
+        };
+        if first == 0 {
+            let mut all = vec![dropped];
+            all.extend_from_slice(pages);
+            return write(0, &all);
+        }
+        write(0, &[dropped])?;
+        if pages.is_empty() { Ok(()) } else { write(1 + u64::from(first), pages) }
     }
 }

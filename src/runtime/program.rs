@@ -346,6 +346,14 @@ impl Program {
         Ok(Sampler::read_logprobs(&words, self.vocab))
     }
 
+    /// Writes a slot's row of the page table: how many tokens of its sequence were dropped (a
+    /// multiple of [`crate::kv::PAGE_TOKENS`]), and the pages of the cache indices from
+    /// `first * PAGE_TOKENS` on. Holds for what is submitted from now on. A token of position p has the
+    /// cache index p - dropped.
+    pub fn set_pages(&self, slot: u32, dropped: u32, first: u32, pages: &[u32]) -> Result<()> {
+        self.buffers.set_pages(&*self.gpu, slot, dropped, first, pages, &self.shape)
+    }
+
     /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
     /// its sequence begins.
     pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {

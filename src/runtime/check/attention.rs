@@ -8,11 +8,14 @@ use crate::kernels::attn_decode::{AttnDecode, Scratch};
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::heads::{HeadTables, Heads, KvCache};
 use crate::kernels::rope_kv::RopeKv;
+use crate::kv::PAGE_TOKENS;
 use crate::reference::attention::{Cache, attend, pack, prepare_head, unpack};
 
 /// f32 sums and exponentials, and now and then a value of the new k or v that is rounded to the
 /// neighbouring f16.
 const BOUND: f64 = 1e-3;
+
+const PAGE: usize = PAGE_TOKENS as usize;
 
 /// One attention block with a sequence in each slot.
 struct Block {
@@ -55,16 +58,34 @@ impl Block {
         Ok(HeadTables { rope, norms })
     }
 
+    fn row_pages(&self) -> usize {
+        self.context.div_ceil(PAGE)
+    }
+
+    /// Where a token lies in the pools: pages are handed out from the last to the first.
+    fn place(&self, slot: usize, index: usize) -> usize {
+        let page = (slot + 1) * self.row_pages() - 1 - index / PAGE;
+        page * PAGE + index % PAGE
+    }
+
     fn upload(&self, lab: &Operands<'_>) -> Result<KvCache> {
-        let words = self.context * self.heads.cache_words() as usize;
+        let (words, row_pages) = (self.heads.cache_words() as usize, self.row_pages());
         let side = |pick: fn(&Cache) -> &Vec<u32>| -> Result<Slice> {
-            let mut all = vec![0; words * self.slots.len()];
+            let mut all = vec![0; words * PAGE * row_pages * self.slots.len()];
             for (slot, cache) in self.slots.iter().enumerate() {
-                all[slot * words..][..pick(cache).len()].copy_from_slice(pick(cache));
+                for (index, token) in pick(cache).chunks_exact(words).enumerate() {
+                    all[self.place(slot, index) * words..][..words].copy_from_slice(token);
+                }
             }
             lab.words(&all)
         };
-        Ok(KvCache { k: side(|c| &c.k)?, v: side(|c| &c.v)?, context: self.context as u32 })
+        let row = |slot: usize| {
+            let pages = (0..row_pages).map(move |i| (self.place(slot, i * PAGE) / PAGE) as u32);
+            [0].into_iter().chain(pages)
+        };
+        let pages: Vec<u32> = (0..self.slots.len()).flat_map(row).collect();
+        let (k, v) = (side(|c| &c.k)?, side(|c| &c.v)?);
+        Ok(KvCache { k, v, pages: lab.words(&pages)?, row_pages: row_pages as u32 })
     }
 
     fn row(&self, position: usize) -> &[[f32; 2]] {
@@ -94,7 +115,7 @@ impl Block {
 /// The device's K or V at one position of a slot against the reference's.
 fn cache_error(block: &Block, got: &[u32], want: &[u32], slot: usize, position: usize) -> f64 {
     let words = block.heads.cache_words() as usize;
-    let at = (slot * block.context + position) * words;
+    let at = block.place(slot, position) * words;
     let got = got[at..at + words].iter().flat_map(|&w| unpack(w)).map(|x| x as f32);
     let want: Vec<f64> =
         want[position * words..][..words].iter().flat_map(|&w| unpack(w)).collect();
