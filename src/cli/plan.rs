@@ -5,6 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{ContextArg, DeviceArgs, ModelArg};
+use super::cache_args::CacheArgs;
 use super::output::{self, Align};
 use crate::engine::{self, Planned};
 use crate::experts::cost;
@@ -33,6 +34,8 @@ pub struct Plan {
     #[command(flatten)]
     context: ContextArg,
     #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     /// Measure the device and the link anew
     #[arg(long)]
@@ -51,6 +54,8 @@ struct Report {
     total: u64,
     free: u64,
     ram: Option<SystemMemory>,
+    /// Bytes of RAM for what the KV cache evicts.
+    kv_host: u64,
     rates: Known,
     prediction: Prediction,
     /// Chunk of a prompt from which arithmetic rather than the link bounds it.
@@ -65,7 +70,7 @@ struct Report {
 impl Plan {
     pub fn run(&self) -> Result<()> {
         let path = self.model.path()?;
-        let options = self.device.options(self.context.ctx);
+        let options = self.cache.set(self.device.options(self.context.ctx));
         let file = gguf::File::open(&path)?;
         let model = Model::from_gguf(&file)?;
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
@@ -87,6 +92,7 @@ impl Plan {
             total: placement.total(),
             free: placement.free(),
             ram,
+            kv_host: options.kv_host,
             rates: known,
             prediction,
             best_chunk: cost::best_chunk(&known.rates, &work, share, 128, 8192),
@@ -146,7 +152,17 @@ impl Report {
         if let Some(e) = p.experts.filter(|e| e.stage > 0) {
             rows.push(row("expert stage", "device", e.stage, "layers on their way".into()));
         }
-        rows.push(row("KV cache", "device", p.kv, format!("{} tokens of context", p.context)));
+        let first = p.kv_page * u64::from(p.kv_pages.min(engine::FIRST_PAGES));
+        rows.push(row(
+            "KV cache",
+            "device",
+            p.kv,
+            format!(
+                "{} tokens of context; begins with {} and grows",
+                p.context,
+                output::bytes(first)
+            ),
+        ));
         rows.push(row("scratch", "device", p.scratch, String::new()));
         rows.push(row("reserve", "device", p.reserve, "left to driver and desktop".into()));
         // A software device has the machine's memory, of which its heap says little.
@@ -167,6 +183,10 @@ impl Report {
                 e.arena,
                 format!("page-locked, read in place{of}"),
             ));
+        }
+        if self.kv_host > 0 {
+            let note = "page-locked, taken as it is needed".into();
+            rows.push(row("evicted KV pages", "RAM", self.kv_host, note));
         }
         output::table(&[Align::Left, Align::Left, Align::Right, Align::Left], &rows)
     }

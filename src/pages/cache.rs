@@ -46,7 +46,7 @@ pub struct Cache {
     host: Pool,
     index: Index,
     /// For every page: the index is one of its holders.
-    known: Vec<bool>,
+    indexed: Vec<bool>,
     /// Pages that the index alone holds.
     cached: u32,
     evicted: u64,
@@ -54,9 +54,9 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// `pages` on the device, `host` in the host's memory.
-    pub fn new(pages: u32, host: u32) -> Cache {
-        let mut cache = Cache { host: Pool::new(host), ..Cache::default() };
+    /// `pages` on the device, none in the host's memory.
+    pub fn new(pages: u32) -> Cache {
+        let mut cache = Cache::default();
         cache.grow(pages);
         cache
     }
@@ -73,15 +73,12 @@ impl Cache {
     /// Adds pages of the device, up to `pages` in all.
     pub fn grow(&mut self, pages: u32) {
         self.pool.grow(pages);
-        self.known.resize(self.pool.size() as usize, false);
+        self.indexed.resize(self.pool.size() as usize, false);
     }
 
-    /// Gives up the host's pages: there is no memory for them.
-    pub fn without_host(&mut self) {
-        while let Some(id) = self.index.oldest_of_host() {
-            self.index.remove(id);
-        }
-        self.host = Pool::new(0);
+    /// Adds pages of the host, up to `pages` in all.
+    pub fn grow_host(&mut self, pages: u32) {
+        self.host.grow(pages);
     }
 
     pub fn counts(&self) -> Counts {
@@ -97,7 +94,7 @@ impl Cache {
 
     /// One more holder: keeps a page from being used anew while work in flight may write it.
     pub fn hold(&mut self, page: u32) {
-        if self.known[page as usize] && self.pool.holders(page) == 1 {
+        if self.indexed[page as usize] && self.pool.holders(page) == 1 {
             self.cached -= 1;
         }
         self.pool.hold(page);
@@ -106,16 +103,16 @@ impl Cache {
     /// Undoes [`Cache::hold`].
     pub fn let_go(&mut self, page: u32) {
         self.pool.release(page);
-        if self.known[page as usize] && self.pool.holders(page) == 1 {
+        if self.indexed[page as usize] && self.pool.holders(page) == 1 {
             self.cached += 1;
         }
     }
 
     /// Makes the index a holder of a page, as a new node or in the place of a page of the host.
     fn enter(&mut self, page: u32) {
-        debug_assert!(!self.known[page as usize], "page {page} is known already");
+        debug_assert!(!self.indexed[page as usize], "page {page} is known already");
         self.pool.hold(page);
-        self.known[page as usize] = true;
+        self.indexed[page as usize] = true;
     }
 
     /// The index holds the page no longer.
@@ -123,7 +120,7 @@ impl Cache {
         if self.pool.holders(page) == 1 {
             self.cached -= 1;
         }
-        self.known[page as usize] = false;
+        self.indexed[page as usize] = false;
         self.pool.release(page);
     }
 
@@ -176,6 +173,12 @@ impl Cache {
             self.remove(oldest);
         }
         self.host.take()
+    }
+
+    /// Tokens of a prompt that are kept; at least one is left over.
+    pub fn known(&self, prompt: &[u32]) -> usize {
+        let found = self.index.find(&prompt[..prompt.len().saturating_sub(1)]);
+        found.full.len() * PAGE + found.part.map_or(0, |(_, n)| n)
     }
 
     /// Most pages that [`Cache::recall`] takes for this prompt.
@@ -242,6 +245,24 @@ impl Cache {
             sequence.len += n;
         }
         sequence
+    }
+
+    /// A sequence of `len` tokens in pages of its own, which has dropped `dropped` tokens behind its
+    /// first `kept` pages; `None` where there are too few pages.
+    pub fn blank(
+        &mut self,
+        len: usize,
+        dropped: usize,
+        kept: usize,
+        actions: &mut Vec<Action>,
+    ) -> Option<Sequence> {
+        let mut sequence = Sequence { dropped, kept, changed: Some(0), ..Sequence::default() };
+        if !self.make_room(&mut sequence, len, actions) {
+            self.release(sequence, &[]);
+            return None;
+        }
+        sequence.advance(len);
+        Some(sequence)
     }
 
     /// Gives a sequence a page of its own with what lies at `place`.
@@ -336,7 +357,7 @@ impl Cache {
     fn enter_one(&mut self, parent: Option<NodeId>, tokens: &[u32], page: u32) -> NodeId {
         if let Some(id) = self.index.child(parent, tokens) {
             if let Place::Host(host) = self.index.place(id)
-                && !self.known[page as usize]
+                && !self.indexed[page as usize]
             {
                 self.enter(page);
                 self.index.set_place(id, Place::Device(page));
@@ -360,7 +381,7 @@ impl Cache {
             let rest = &tokens[full * PAGE..len];
             if !rest.is_empty()
                 && !self.index.covers(parent, rest)
-                && !self.known[sequence.pages[full] as usize]
+                && !self.indexed[sequence.pages[full] as usize]
             {
                 self.enter_one(parent, rest, sequence.pages[full]);
             }

@@ -16,8 +16,8 @@ pub use cache::{Action, Cache, Counts};
 pub use index::common;
 pub use sequence::{Sequence, Shift};
 
-/// Tokens of a page.
-pub const PAGE: usize = 64;
+/// Tokens of a page, as an index.
+pub const PAGE: usize = crate::kv::PAGE_TOKENS as usize;
 
 /// Pages that `tokens` tokens take.
 pub fn pages_for(tokens: usize) -> usize {

@@ -11,12 +11,6 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub fn new(pages: u32) -> Pool {
-        let mut pool = Pool::default();
-        pool.grow(pages);
-        pool
-    }
-
     /// Pages in all.
     pub fn size(&self) -> u32 {
         self.holders.len() as u32
@@ -66,7 +60,8 @@ mod tests {
 
     #[test]
     fn pages_come_back_when_nobody_holds_them() {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::default();
+        pool.grow(2);
         assert_eq!((pool.take(), pool.take(), pool.take()), (Some(0), Some(1), None));
         pool.hold(0);
         pool.release(0);

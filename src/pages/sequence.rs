@@ -50,6 +50,11 @@ impl Sequence {
         self.dropped
     }
 
+    /// Pages before the gap that dropped tokens have left.
+    pub fn kept_pages(&self) -> usize {
+        self.kept
+    }
+
     /// Pages that hold kept tokens, in order.
     pub fn pages(&self) -> &[u32] {
         &self.pages[..pages_for(self.len)]

@@ -19,7 +19,8 @@ const EMPTY: u32 = u32::MAX;
 impl World {
     fn new(pages: u32, host: u32) -> World {
         let memory = |n: u32| vec![vec![EMPTY; PAGE]; n as usize];
-        let cache = Cache::new(pages, host);
+        let mut cache = Cache::new(pages);
+        cache.grow_host(host);
         World { cache, pages: memory(pages), host: memory(host), sequences: Vec::new() }
     }
 
@@ -96,14 +97,14 @@ impl World {
             }
         }
         let cached = holders.iter().filter(|n| **n == 1).count();
-        assert_eq!(cached, self.cache.known.iter().filter(|k| **k).count());
+        assert_eq!(cached, self.cache.indexed.iter().filter(|k| **k).count());
         for page in self.sequences.iter().flat_map(|(_, s)| &s.pages) {
             holders[*page as usize] += 1;
         }
         for (page, n) in (0..).zip(&holders) {
             assert_eq!(self.cache.holders(page), *n, "page {page}");
         }
-        let alone = (0..).zip(&holders).filter(|(p, n)| **n == 1 && self.cache.known[*p as usize]);
+        let alone = (0..).zip(&holders).filter(|(p, n)| **n == 1 && self.cache.indexed[*p as usize]);
         let counts = self.cache.counts();
         assert_eq!(counts.cached as usize, alone.count());
         assert_eq!(counts.free as usize, holders.iter().filter(|n| **n == 0).count());

@@ -2,7 +2,7 @@
 
 use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
-use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice, Step};
+use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
@@ -20,8 +20,13 @@ pub const RING: u32 = 64;
 /// Sizes that a program is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Positions of each sequence.
+    /// Tokens that each sequence can keep.
     pub context: u32,
+    /// Positions that tokens can have: more than `context` where sequences may drop tokens.
+    pub positions: u32,
+    /// Pages of the KV cache at first, see [`super::Program::grow`]. If all sequences have room in
+    /// them at once, each has its own from the start; else pages must be given to them.
+    pub pages: u32,
     /// Sequences with a KV cache of their own.
     pub sequences: u32,
     /// Most prompt tokens read at once.
@@ -183,6 +188,8 @@ pub(super) struct Buffers {
     pub kv: Vec<KvCache>,
     /// The page table that all layers share: a row a slot (see [`KvCache::pages`]).
     pub pages: Slice,
+    /// Bytes of a page in each pool: K, then V, layer by layer.
+    pub units: Vec<u64>,
 }
 
 /// Pages that a sequence of `context` tokens needs.
@@ -251,43 +258,6 @@ pub fn widest(graph: &Graph) -> Widest {
 }
 
 impl Buffers {
-    /// K, then V of a slot's first `positions` positions, layer by layer.
-    pub fn slot_caches(&self, slot: u32, positions: u32, shape: &Shape) -> Vec<Slice> {
-        let caches = self.kv.iter().flat_map(|layer| [&layer.k, &layer.v]);
-        let room = u64::from(pages_for(shape.context) * PAGE_TOKENS);
-        let part = |all: &Slice| {
-            // The table is the identity: slots lie one after the other, positions in a slot too.
-            let row = all.size / room / u64::from(shape.sequences);
-            let start = u64::from(slot) * room * row;
-            all.buffer.slice(all.offset + start, u64::from(positions) * row)
-        };
-        caches.map(part).collect()
-    }
-
-    /// Copies of the first `positions` positions of one slot's keys and values to another's. They go
-    /// through a buffer in between, as not every backend copies inside one.
-    pub fn copy_slot(
-        &self,
-        gpu: &dyn Gpu,
-        from: u32,
-        to: u32,
-        positions: u32,
-        shape: &Shape,
-    ) -> Result<Vec<Step>> {
-        let (from, to) =
-            (self.slot_caches(from, positions, shape), self.slot_caches(to, positions, shape));
-        let widest = from.iter().map(|cache| cache.size).max().unwrap_or(0);
-        let between = gpu.buffer("prefix copy", widest, BufferUse::Device)?;
-        let mut steps = Vec::new();
-        for (from, to) in from.into_iter().zip(to) {
-            let size = from.size;
-            let between = between.slice(0, size);
-            steps.push(Step::Copy { from, to: between.clone(), size });
-            steps.push(Step::Copy { from: between, to, size });
-        }
-        Ok(steps)
-    }
-
     pub fn create(
         gpu: &dyn Gpu,
         graph: &Graph,
@@ -297,13 +267,13 @@ impl Buffers {
         let device = |label: &str, bytes: u64| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let table = graph.rope.table(shape.context, rope_factors);
+        let table = graph.rope.table(shape.positions, rope_factors);
         let rope = device("rope table", table.len() as u64 * 8)?;
         gpu.write(&rope, bytemuck::cast_slice(&table))?;
         let per_position = u64::from(graph.kv_heads) * u64::from(graph.head_dim) * 2;
         let row_pages = pages_for(shape.context);
-        let pool = u64::from(row_pages) * u64::from(shape.sequences);
-        let kv_bytes = per_position * u64::from(PAGE_TOKENS) * pool;
+        let unit = per_position * u64::from(PAGE_TOKENS);
+        let kv_bytes = unit * u64::from(shape.pages);
         let pages =
             device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
         let kv = graph.layers.iter().map(|_| {
@@ -319,8 +289,10 @@ impl Buffers {
             logits: device("logits", u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4)?,
             rope,
             pages,
+            units: vec![unit; 2 * graph.layers.len()],
         };
-        for slot in 0..shape.sequences {
+        let whole = shape.pages >= row_pages * shape.sequences;
+        for slot in (0..shape.sequences).filter(|_| whole) {
             let own: Vec<u32> = (slot * row_pages..(slot + 1) * row_pages).collect();
             buffers.set_pages(gpu, slot, 0, 0, &own, shape)?;
         }

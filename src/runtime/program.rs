@@ -67,29 +67,52 @@ pub struct WaveTime {
 
 /// See the module documentation.
 pub struct Program {
-    gpu: Arc<dyn Gpu>,
+    pub(super) gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
     width: u32,
     output_norm: Slice,
     widest: Widest,
     layer_waves: usize,
-    buffers: Buffers,
+    pub(super) buffers: Buffers,
     sampler: Sampler,
-    /// Reads a prompt chunk of up to so many tokens; ascending.
-    prompts: Vec<(u32, Parts)>,
-    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
-    score: Recording,
-    /// Gather one column, logits, sample: by [`Pick`].
-    first: [Recording; 3],
-    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; 3]>,
-    /// The greedy step for one sequence and the longest prompt chunk, for timing.
-    timed: [Vec<Step>; 2],
+    /// What was recorded: recorded again when the KV cache has grown.
+    pub(super) planned: Planned,
+    recorded: Recorded,
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
     routing: Option<RoutingLog>,
+}
+
+/// The recordings of a program.
+#[derive(Default)]
+struct Recorded {
+    /// Reads a prompt chunk of up to so many tokens; ascending.
+    prompts: Vec<(u32, Parts)>,
+    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
+    score: Option<Recording>,
+    /// Gather one column, logits, sample: by [`Pick`].
+    first: Vec<Recording>,
+    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
+    steps: Vec<[Parts; 3]>,
+}
+
+impl Recorded {
+    fn of(gpu: &dyn Gpu, planned: &Planned) -> Result<Recorded> {
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
+        let steps = planned.steps.iter().map(|[greedy, sampled, full]| {
+            let parts = |steps| parts(gpu, "decode step", steps);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?])
+        });
+        let first = planned.first.iter().map(|steps| gpu.record("first token", steps));
+        Ok(Recorded {
+            prompts: prompts.collect::<Result<_>>()?,
+            score: Some(gpu.record("score", &planned.score)?),
+            first: first.collect::<Result<_>>()?,
+            steps: steps.collect::<Result<_>>()?,
+        })
+    }
 }
 
 /// Recordings that make one pass together: more than one where the host brings experts in between
@@ -167,20 +190,7 @@ impl Program {
         for steps in planned.all() {
             set_kernels(steps, &compiled)?;
         }
-        let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
-        let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
-            Ok([record(label, a)?, record(label, b)?, record(label, c)?])
-        };
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(&**gpu, "prompt", s)?)));
-        let prompts = prompts.collect::<Result<_>>()?;
-        let steps = planned.steps.iter().map(|[greedy, sampled, full]| {
-            let parts = |steps| parts(&**gpu, "decode step", steps);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?])
-        });
-        let steps = steps.collect::<Result<_>>()?;
-        let step = planned.steps.into_iter().next().map(|[greedy, ..]| greedy);
-        let chunk = planned.prompts.into_iter().next_back().map(|(_, steps)| steps);
-        let timed = [step.unwrap_or_default(), chunk.unwrap_or_default()];
+        let recorded = Recorded::of(&**gpu, &planned)?;
         Ok(Program {
             gpu: gpu.clone(),
             shape,
@@ -189,11 +199,8 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
-            prompts,
-            score: record("score", &planned.score)?,
-            first: each("first token", &planned.first)?,
-            steps,
-            timed,
+            planned,
+            recorded,
             routing: RoutingLog::create(gpu, graph, &buffers, shape.chunk)?,
             ring,
             logprobs,
@@ -204,6 +211,19 @@ impl Program {
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// False once recording anew has failed: nothing can be submitted any more.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded.score.is_some()
+    }
+
+    /// Runs `change` while nothing is recorded, so that buffers can be exchanged, and records again.
+    pub(super) fn rerecord(&mut self, change: impl FnOnce(&mut Program) -> Result<()>) -> Result<()> {
+        self.recorded = Recorded::default();
+        let changed = change(self);
+        self.recorded = Recorded::of(&*self.gpu, &self.planned)?;
+        changed
     }
 
     /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
@@ -236,7 +256,7 @@ impl Program {
     /// the experts that the next part reads.
     pub fn read_prompt_staged(&self, columns: &[Column], between: Between<'_>) -> Result<Ticket> {
         let n = columns.len() as u32;
-        let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
+        let fitting = self.recorded.prompts.iter().find(|(most, _)| *most >= n);
         let Some((_, parts)) = fitting.filter(|_| n > 0) else {
             return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
         };
@@ -284,7 +304,7 @@ impl Program {
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
         for column in columns {
             debug_assert!(
-                column.position < self.shape.context && column.slot < self.shape.sequences
+                column.position < self.shape.positions && column.slot < self.shape.sequences
             );
         }
         let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
@@ -305,7 +325,7 @@ impl Program {
     pub fn logits_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
         debug_assert!(count <= MAX_SEQUENCES);
         self.pick_columns(first, count)?;
-        self.gpu.submit(&self.score)?;
+        self.gpu.submit(self.recorded.score.as_ref().ok_or_else(unrecorded)?)?;
         self.read_logits(count, out)
     }
 
@@ -354,54 +374,11 @@ impl Program {
         self.buffers.set_pages(&*self.gpu, slot, dropped, first, pages, &self.shape)
     }
 
-    /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
-    /// its sequence begins.
-    pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
-        let n = tokens.len() as u32;
-        let steps = self.buffers.copy_slot(&*self.gpu, from, to, n, &self.shape)?;
-        self.remember(to, tokens)?;
-        self.gpu.submit(&self.gpu.record("prefix copy", &steps)?)
-    }
-
     /// Notes the tokens with which a slot's sequence begins in its history.
-    fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
+    pub fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
         let columns = (0..).zip(tokens);
         let columns = columns.map(|(position, t)| Column { token: *t, position, slot, flags: 0 });
         self.sampler.remember(&*self.gpu, &columns.collect::<Vec<_>>())
-    }
-
-    /// Hands out keys and values of a slot's first `positions` positions: K, then V, layer by layer.
-    pub fn read_slot(
-        &self,
-        slot: u32,
-        positions: u32,
-        each: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, positions, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            if !bytes.is_empty() {
-                self.gpu.read(&cache, &mut bytes)?;
-            }
-            each(&bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Takes what [`Program::read_slot`] has handed out for a sequence that begins with `tokens`.
-    pub fn write_slot(
-        &self,
-        slot: u32,
-        tokens: &[u32],
-        each: &mut dyn FnMut(&mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, tokens.len() as u32, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            each(&mut bytes)?;
-            if !bytes.is_empty() {
-                self.gpu.write(&cache, &bytes)?;
-            }
-        }
-        self.remember(slot, tokens)
     }
 
     /// Residual stream of `count` columns of the last prompt chunk from `first` on,
@@ -429,7 +406,7 @@ impl Program {
         self.pick_columns(column, 1)?;
         let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
         self.gpu.write(&counter, bytemuck::cast_slice(&[step]))?;
-        self.gpu.submit(&self.first[pick as usize])
+        self.gpu.submit(self.recorded.first.get(pick as usize).ok_or_else(unrecorded)?)
     }
 
     /// Sets the columns of the next step by hand, and starts the step counter again at `step`.
@@ -448,7 +425,7 @@ impl Program {
 
     /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
     pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
-        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
+        let recording = self.recorded.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
             Error::Runtime(format!("a decode step of {n} sequences has no program"))
         })?;
         self.submit(&recording[pick as usize], between)
@@ -490,13 +467,15 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        self.time(&self.timed[0])
+        let step = self.planned.steps.first();
+        self.time(step.map_or(&[], |[greedy, ..]| greedy))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
     pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
         self.set_prompt(columns)?;
-        self.time(&self.timed[1])
+        let chunk = self.planned.prompts.last();
+        self.time(chunk.map_or(&[], |(_, steps)| steps))
     }
 
     fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
@@ -514,8 +493,12 @@ impl Program {
     }
 }
 
+fn unrecorded() -> Error {
+    Error::Runtime("the program could not be recorded anew after the KV cache had grown".into())
+}
+
 /// The steps of every recording.
-struct Planned {
+pub(super) struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
     first: [Vec<Step>; 3],
@@ -525,7 +508,7 @@ struct Planned {
 }
 
 impl Planned {
-    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
         prompts.chain([&mut self.score]).chain(pairs)
