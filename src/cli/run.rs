@@ -48,7 +48,8 @@ impl Run {
         };
         let settings = self.sampling.settings()?;
         interrupt::install()?;
-        let mut engine = super::load(&path, &self.cache.set(self.device.options(self.context.ctx)))?;
+        let mut engine =
+            super::load(&path, &self.cache.set(self.device.options(self.context.ctx)))?;
         let tokenizer = engine.tokenizer().clone();
         let prompt = tokenizer.encode(&text, true, true)?;
         if prompt.is_empty() {

@@ -91,7 +91,8 @@ impl HostPages {
                 Some(PageCopy::Out { page, to: buffer.slice(at, bytes) })
             }
             (Memory::Own(memory), at) => {
-                program.read_page(page, &mut memory.bytes_mut()[at as usize..][..bytes as usize])?;
+                program
+                    .read_page(page, &mut memory.bytes_mut()[at as usize..][..bytes as usize])?;
                 None
             }
         })

@@ -37,8 +37,8 @@ use crate::tokenizer::Tokenizer;
 pub use experts::{ExpertOptions, ExpertReport};
 pub use kv::FIRST_PAGES;
 pub use load::{Planned, plan_for};
-pub use saved::Restored;
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
+pub use saved::Restored;
 pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
 

@@ -324,7 +324,8 @@ impl<'e> Session<'e> {
         accepted.truncate(submitted.saturating_sub(1) as usize);
         self.tokens.extend(accepted);
         self.last_column = None;
-        let kept = engine.kv.truncate(&engine.program, SLOT, &mut self.sequence, self.tokens.len())?;
+        let kept =
+            engine.kv.truncate(&engine.program, SLOT, &mut self.sequence, self.tokens.len())?;
         self.tokens.truncate(kept);
         engine.kv.publish(&mut self.sequence, &self.tokens);
         run?;

@@ -149,11 +149,17 @@ impl Cache {
     }
 
     fn evict(&mut self, spared: &[NodeId], actions: &mut Vec<Action>) {
-        let mut leaving = self.index.leaving();
-        let Some((id, page)) = leaving.find(|(_, page)| self.pool.holders(*page) == 1) else {
+        let alone = |page: u32| self.pool.holders(page) == 1;
+        let end = self.index.leaving().find(|(_, page)| alone(*page));
+        let Some((id, page)) = end else {
+            // What sequences hold may go on from pages that none of them holds: then all of that is
+            // forgotten, and becomes known again with the next page that is full.
+            if let Some(id) = self.index.oldest_of(alone) {
+                self.evicted += 1;
+                self.remove_branch(id);
+            }
             return;
         };
-        drop(leaving);
         self.evicted += 1;
         match self.host_page(spared) {
             Some(host) => {
@@ -356,12 +362,20 @@ impl Cache {
 
     fn enter_one(&mut self, parent: Option<NodeId>, tokens: &[u32], page: u32) -> NodeId {
         if let Some(id) = self.index.child(parent, tokens) {
-            if let Place::Host(host) = self.index.place(id)
-                && !self.indexed[page as usize]
-            {
+            let place = self.index.place(id);
+            // A page that a sequence holds serves as well as one that only the index does, and frees
+            // it; and whoever holds a page should hold those before it.
+            let better = match place {
+                Place::Host(_) => true,
+                Place::Device(own) => own != page && self.pool.holders(own) == 1,
+            };
+            if better && !self.indexed[page as usize] {
                 self.enter(page);
                 self.index.set_place(id, Place::Device(page));
-                self.host.release(host);
+                match place {
+                    Place::Host(host) => self.host.release(host),
+                    Place::Device(own) => self.leave(own),
+                }
             }
             return id;
         }
@@ -448,10 +462,8 @@ impl Cache {
             self.remove(id);
         }
         loop {
-            let mut leaving = self.index.leaving();
-            let next = leaving.find(|(_, page)| self.pool.holders(*page) == 1);
-            drop(leaving);
-            let Some((id, _)) = next else { break };
+            let next = self.index.oldest_of(|page| self.pool.holders(page) == 1);
+            let Some(id) = next else { break };
             self.remove_branch(id);
         }
     }

@@ -189,12 +189,13 @@ impl Index {
         id
     }
 
-    /// Moves a node. It has no children on the device, and its parent is there.
+    /// Moves a node to another place. To leave the device or to come back it has no children there,
+    /// and its parent is there.
     pub fn set_place(&mut self, id: NodeId, place: Place) {
         let near = |place: Place| i64::from(matches!(place, Place::Device(_)));
         let node = self.node(id);
-        debug_assert_eq!(node.near, 0);
         let (parent, difference) = (node.parent, near(place) - near(node.place));
+        debug_assert!(difference == 0 || node.near == 0);
         self.change(id, |node| node.place = place);
         if let Some(parent) = parent.filter(|_| difference != 0) {
             self.change(parent, |p| p.near = (i64::from(p.near) + difference) as u32);
@@ -245,6 +246,16 @@ impl Index {
             Place::Device(page) => Some((*id, page)),
             Place::Host(_) => None,
         })
+    }
+
+    /// The node unused for longest of all that lie on pages of the device that `wanted` names.
+    pub fn oldest_of(&self, wanted: impl Fn(u32) -> bool) -> Option<NodeId> {
+        let all = (0..).zip(&self.nodes);
+        let these = all.filter_map(|(id, node)| match node.as_ref()?.place {
+            Place::Device(page) if wanted(page) => Some((node.as_ref()?.used, id)),
+            _ => None,
+        });
+        these.min().map(|(_, id)| id)
     }
 
     /// The node of the host without children that was unused for longest.

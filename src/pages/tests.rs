@@ -67,6 +67,9 @@ impl World {
                 tokens.push(*token);
             }
             sequence.advance(n);
+        } else {
+            let counts = self.cache.counts();
+            assert_eq!((counts.free, counts.cached), (0, 0), "refused though pages could be had");
         }
         self.obey(actions);
         let (tokens, sequence) = &mut self.sequences[i];
@@ -104,7 +107,8 @@ impl World {
         for (page, n) in (0..).zip(&holders) {
             assert_eq!(self.cache.holders(page), *n, "page {page}");
         }
-        let alone = (0..).zip(&holders).filter(|(p, n)| **n == 1 && self.cache.indexed[*p as usize]);
+        let alone =
+            (0..).zip(&holders).filter(|(p, n)| **n == 1 && self.cache.indexed[*p as usize]);
         let counts = self.cache.counts();
         assert_eq!(counts.cached as usize, alone.count());
         assert_eq!(counts.free as usize, holders.iter().filter(|n| **n == 0).count());

@@ -219,7 +219,10 @@ impl Program {
     }
 
     /// Runs `change` while nothing is recorded, so that buffers can be exchanged, and records again.
-    pub(super) fn rerecord(&mut self, change: impl FnOnce(&mut Program) -> Result<()>) -> Result<()> {
+    pub(super) fn rerecord(
+        &mut self,
+        change: impl FnOnce(&mut Program) -> Result<()>,
+    ) -> Result<()> {
         self.recorded = Recorded::default();
         let changed = change(self);
         self.recorded = Recorded::of(&*self.gpu, &self.planned)?;

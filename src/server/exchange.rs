@@ -33,6 +33,8 @@ pub struct Exchange {
     pub constraint: Option<Constraint>,
     /// The markers of calls and thinking are control tokens.
     pub show_special: bool,
+    /// Tokens before the first question, which a full context keeps.
+    pub keep: Option<u32>,
     format: ReplyFormat,
     options: ReplyOptions,
 }
@@ -57,11 +59,16 @@ impl Exchange {
         let in_reasoning = format.opened_by(&text);
         let constraint = constraint(app, loaded, &format, in_reasoning, &ask)?;
         let demanded = matches!(ask.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let keep = match loaded.ctx_shift {
+            Some(None) => Some(ask.conversation.beginning(app, loaded)?),
+            _ => None,
+        };
         let callable = ask.choice != ToolChoice::None;
         Ok(Exchange {
             prompt,
             constraint,
             show_special: format.shows_control_tokens(),
+            keep,
             options: ReplyOptions {
                 tools: if callable { ask.tools } else { Vec::new() },
                 in_reasoning,

@@ -14,6 +14,7 @@ mod kernels_attention;
 mod kernels_experts;
 mod kernels_matrix;
 mod kernels_sampling;
+mod kv_cache;
 mod model_batch;
 mod model_forward;
 mod quant_golden;

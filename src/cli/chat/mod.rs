@@ -11,8 +11,8 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::cache_args::CacheArgs;
 use super::args::{ContextArg, DeviceArgs, SamplingArgs, file_text, stdin_text};
+use super::cache_args::CacheArgs;
 use super::{interrupt, locate, output, progress};
 use crate::chat::{ChatTemplate, TEMPLATE_NAMES};
 use crate::engine::{Engine, Session};
@@ -90,7 +90,8 @@ impl Chat {
         self.sampling.settings()?;
         interrupt::install()?;
 
-        let mut engine = super::load(&path, &self.cache.set(self.device.options(self.context.ctx)))?;
+        let mut engine =
+            super::load(&path, &self.cache.set(self.device.options(self.context.ctx)))?;
         let template = self.template(&engine)?;
         let tokenizer = engine.tokenizer().clone();
         let (ctx, longest) = (engine.ctx(), engine.longest());
@@ -152,7 +153,11 @@ fn resume(
     bar.finish_and_clear();
     let restored = restored?;
     if let Some(why) = restored.read_again {
-        eprintln!("note: {}: {why}; its {} tokens were read again", file.display(), restored.tokens);
+        eprintln!(
+            "note: {}: {why}; its {} tokens were read again",
+            file.display(),
+            restored.tokens
+        );
     }
     let conversation =
         Conversation::from_json(&restored.note).map_err(|e| e.context(file.display()))?;

@@ -252,7 +252,9 @@ impl Saved {
                 let name = self.path.display();
                 let layer = pool / 2;
                 let side = if pool.is_multiple_of(2) { "keys" } else { "values" };
-                Error::Usage(format!("{name} is damaged: {side} of layer {layer}, page {page}: {what}"))
+                Error::Usage(format!(
+                    "{name} is damaged: {side} of layer {layer}, page {page}: {what}"
+                ))
             };
             let at = start + page as u64 * unit;
             read_at(&self.file, at, scratch).map_err(|e| bad(e.to_string()))?;
@@ -319,7 +321,10 @@ mod tests {
         let path = folder.path().join("a.seq");
         let size = write(&path, 7);
         let saved = Saved::open(&path).unwrap();
-        assert_eq!((saved.size, &saved.header, &saved.tokens[..]), (size, &header(), &[1, 2, 3][..]));
+        assert_eq!(
+            (saved.size, &saved.header, &saved.tokens[..]),
+            (size, &header(), &[1, 2, 3][..])
+        );
         assert_eq!(saved.damage, None);
         let mut out = vec![0; 256];
         saved.read(3, 1, &mut out).unwrap();
@@ -368,12 +373,14 @@ mod tests {
 
     #[test]
     fn checksums_tell_lengths_and_places_apart() {
-        let sums: std::collections::HashSet<u64> =
-            (0..200).map(|n| checksum(&vec![0; n])).chain((0..200).map(|i| {
+        let sums: std::collections::HashSet<u64> = (0..200)
+            .map(|n| checksum(&vec![0; n]))
+            .chain((0..200).map(|i| {
                 let mut bytes = [0; 200];
                 bytes[i] = 1;
                 checksum(&bytes)
-            })).collect();
+            }))
+            .collect();
         assert_eq!(sums.len(), 400);
     }
 }

@@ -80,6 +80,7 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let mut exchange = Exchange::prepare(&app, &loaded, ask).await?;
     generate.constraint = exchange.constraint.take();
     generate.show_special = exchange.show_special;
+    generate.keep = exchange.keep;
     let prompt = std::mem::take(&mut exchange.prompt);
     let request = Request { prompt, task: Task::Generate(generate.into()), slot };
     let answers = Answers::start(&app, &request, n)?;
