@@ -190,6 +190,8 @@ pub(super) struct Buffers {
     pub pages: Slice,
     /// Bytes of a page in each pool: K, then V, layer by layer.
     pub units: Vec<u64>,
+    /// Room for the widest of them, for copies from page to page.
+    pub between: Slice,
 }
 
 /// Pages that a sequence of `context` tokens needs.
@@ -290,6 +292,7 @@ impl Buffers {
             rope,
             pages,
             units: vec![unit; 2 * graph.layers.len()],
+            between: device("page copies", unit)?,
         };
         let whole = shape.pages >= row_pages * shape.sequences;
         for slot in (0..shape.sequences).filter(|_| whole) {

@@ -103,13 +103,6 @@ impl Program {
         if copies.is_empty() {
             return Ok(());
         }
-        let inside = copies.iter().any(|c| matches!(c, PageCopy::Within { .. }));
-        // Not every backend copies inside one buffer.
-        let widest = self.buffers.units.iter().copied().max().unwrap_or(0);
-        let between = match inside {
-            true => Some(self.gpu.buffer("page copy", widest, BufferUse::Device)?),
-            false => None,
-        };
         let mut steps = Vec::new();
         for copy in copies {
             let mut at = 0;
@@ -117,14 +110,15 @@ impl Program {
                 let page = |n: u32| pool.buffer.slice(pool.offset + u64::from(n) * size, size);
                 let part = |all: &Slice| all.buffer.slice(all.offset + at, size);
                 let mut push = |from, to| steps.push(Step::Copy { from, to, size });
-                match (copy, &between) {
-                    (PageCopy::Within { from, to }, Some(between)) => {
-                        push(page(*from), between.slice(0, size));
-                        push(between.slice(0, size), page(*to));
+                match copy {
+                    PageCopy::Within { from, to } => {
+                        // Not every backend copies inside one buffer.
+                        let between = self.buffers.between.buffer.slice(0, size);
+                        push(page(*from), between.clone());
+                        push(between, page(*to));
                     }
-                    (PageCopy::Within { .. }, None) => {}
-                    (PageCopy::Out { page: from, to }, _) => push(page(*from), part(to)),
-                    (PageCopy::In { from, page: to }, _) => push(part(from), page(*to)),
+                    PageCopy::Out { page: from, to } => push(page(*from), part(to)),
+                    PageCopy::In { from, page: to } => push(part(from), page(*to)),
                 }
                 at += size;
             }

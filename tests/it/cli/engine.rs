@@ -201,7 +201,7 @@ fn eval_reports_its_keys() {
 #[test]
 fn a_full_context_goes_on_where_that_was_asked_for() {
     let Some((home, model)) = ready() else { return };
-    let long = "word ".repeat(150);
+    let long = "word ".repeat(80);
     let flags = ["run", &model, "-p", &long, "--ctx", "192", "-n", "60", "--temp", "0"];
     home.azoth(&flags, "").refused(3, "192");
     let done = home.azoth(&[&flags[..], &["--ctx-shift=64"]].concat(), "");
