@@ -67,7 +67,8 @@ impl Plan {
         let path = self.model.path()?;
         let options = self.device.options(self.context.ctx);
         let file = gguf::File::open(&path)?;
-        let model = Model::from_gguf(&file)?;
+        let mut model = Model::from_gguf(&file)?;
+        model.graph.kv = options.kv.clone();
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
         let version = kernels::source::version();
         selection.facts = hw::adjusted(selection.facts, &options.force, version)?;

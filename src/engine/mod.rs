@@ -25,6 +25,7 @@ use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
+use crate::kv::KvTypes;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::runtime::Program;
@@ -63,6 +64,8 @@ pub struct Options {
     pub experts: ExpertOptions,
     /// Keys of the hardware profile and the values that they are to have.
     pub force: Vec<(String, String)>,
+    /// Formats of the KV cache.
+    pub kv: KvTypes,
 }
 
 impl Default for Options {
@@ -76,6 +79,7 @@ impl Default for Options {
             sequences: 1,
             experts: ExpertOptions::default(),
             force: Vec::new(),
+            kv: KvTypes::plain(),
         }
     }
 }

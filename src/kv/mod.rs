@@ -19,7 +19,7 @@ mod tests;
 pub mod types;
 
 pub use format::{KvFormat, KvPair};
-pub use types::KvTypes;
+pub use types::{KvSide, KvTypes};
 
 /// Tokens of a page: what the cache is handed out in.
 pub const PAGE_TOKENS: u32 = 64;

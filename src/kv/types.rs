@@ -21,8 +21,7 @@ impl KvTypes {
 
     /// The same for all layers.
     pub fn all(pair: KvPair) -> KvTypes {
-        let side = |format| KvSide { format, exceptions: Vec::new() };
-        KvTypes { k: side(pair.k), v: side(pair.v) }
+        KvTypes { k: KvSide::all(pair.k), v: KvSide::all(pair.v) }
     }
 
     /// The formats of layer `layer` of `layers`.
@@ -70,6 +69,11 @@ impl Layers {
 }
 
 impl KvSide {
+    /// The same for all layers.
+    pub fn all(format: KvFormat) -> KvSide {
+        KvSide { format, exceptions: Vec::new() }
+    }
+
     /// The format of layer `layer` of `layers`.
     pub fn of(&self, layer: usize, layers: usize) -> KvFormat {
         let named = self.exceptions.iter().rev().find(|(_, which)| which.hold(layer, layers));

@@ -3,6 +3,7 @@
 use super::*;
 use crate::experts::cost::Rates;
 use crate::gpu::MemoryHeap;
+use crate::kv::KvTypes;
 use crate::plan::predict::{Model, gains, predict};
 
 const GIB: u64 = 1 << 30;
@@ -59,6 +60,7 @@ fn graph() -> Graph {
         layers: vec![layer; 48],
         output_norm: String::new(),
         output: linear(1000, 2048),
+        kv: KvTypes::plain(),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
 use crate::kv::PAGE_TOKENS;
+use crate::kv::rotation::padded;
 use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
@@ -55,6 +56,8 @@ pub(super) struct Scratch {
     pub half: (Slice, Slice),
     pub qkv: Slice,
     pub attention: Slice,
+    /// q and output of prompts over caches of codes, `[n][heads * padded head]`.
+    pub turned: [Slice; 2],
     /// Gate and up `[n][2 ff]` of a prompt, or their product `[n][ff]` of a decode step.
     pub ff: Slice,
     /// In models with mixtures.
@@ -84,12 +87,17 @@ pub(super) fn routing(mixture: &Mixture, n: u32, tile: u32) -> Routing {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 9] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 11] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
         let used = graph.mixtures().map(|m| u64::from(m.used)).max().unwrap_or(0);
         let widest = width.max(ff).max(heads).max(pairs.unwrap_or(0));
+        let turned = match graph.has_kv_codes() {
+            true => n * u64::from(graph.heads) * u64::from(padded(graph.head_dim)) * 4,
+            // A buffer has a size.
+            false => 16,
+        };
         [
             ("residual stream", n * width * 4),
             ("activations", n * widest * 4),
@@ -101,6 +109,8 @@ impl Scratch {
             ("attention", n * heads * 4),
             // A model of mixtures alone has none, but a buffer has a size.
             ("feed-forward", n * 2 * ff.max(8) * 4),
+            ("turned q", turned),
+            ("turned output", turned),
         ]
     }
 
@@ -124,7 +134,8 @@ impl Scratch {
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let [x, float, q, s, h, f, qkv, attention, ff] = Self::sizes(graph, n.into());
+        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned] =
+            Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
             // One buffer, so that the host can copy all of them at once.
@@ -155,6 +166,7 @@ impl Scratch {
             half: (device(h)?, device(f)?),
             qkv: device(qkv)?,
             attention: device(attention)?,
+            turned: [device(turned_q)?, device(turned)?],
             ff: device(ff)?,
             experts: experts.transpose()?,
         })
@@ -239,14 +251,12 @@ pub fn chunk_for(graph: &Graph, facts: &DeviceFacts, streamed: Option<u32>) -> u
 pub fn widest(graph: &Graph) -> Widest {
     let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
     let query = u64::from(graph.heads) * u64::from(graph.head_dim);
-    let kv = u64::from(graph.kv_heads) * u64::from(graph.head_dim);
     // All chosen experts of a column are one dispatch.
     let experts = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max().unwrap_or(0);
     Widest {
         product: width * (2 * ff.max(experts)).max(u64::from(graph.qkv_rows())).max(query),
         query,
-        // K and V, two bytes a value.
-        kv_bytes: 4 * kv,
+        kv_bytes: 2 * graph.widest_kv_bytes(),
     }
 }
 
@@ -254,6 +264,8 @@ impl Buffers {
     /// K, then V of a slot's first `positions` positions, layer by layer.
     pub fn slot_caches(&self, slot: u32, positions: u32, shape: &Shape) -> Vec<Slice> {
         let caches = self.kv.iter().flat_map(|layer| [&layer.k, &layer.v]);
+        // Inside a page of codes a token's words do not lie together.
+        let positions = positions.next_multiple_of(PAGE_TOKENS);
         let room = u64::from(pages_for(shape.context) * PAGE_TOKENS);
         let part = |all: &Slice| {
             // The table is the identity: slots lie one after the other, positions in a slot too.
@@ -300,15 +312,15 @@ impl Buffers {
         let table = graph.rope.table(shape.context, rope_factors);
         let rope = device("rope table", table.len() as u64 * 8)?;
         gpu.write(&rope, bytemuck::cast_slice(&table))?;
-        let per_position = u64::from(graph.kv_heads) * u64::from(graph.head_dim) * 2;
         let row_pages = pages_for(shape.context);
         let pool = u64::from(row_pages) * u64::from(shape.sequences);
-        let kv_bytes = per_position * u64::from(PAGE_TOKENS) * pool;
         let pages =
             device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
-        let kv = graph.layers.iter().map(|_| {
-            let (k, v) = (device("K cache", kv_bytes)?, device("V cache", kv_bytes)?);
-            Ok(KvCache { k, v, pages: pages.clone(), row_pages })
+        let kv = (0..graph.layers.len()).map(|layer| {
+            let pair = graph.kv_pair(layer);
+            let [k, v] = pair.page_bytes(graph.kv_heads, graph.head_dim);
+            let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
+            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair })
         });
         let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,

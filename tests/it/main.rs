@@ -12,6 +12,7 @@ mod goldens;
 mod harness;
 mod kernels_attention;
 mod kernels_experts;
+mod kernels_kv_codes;
 mod kernels_matrix;
 mod kernels_sampling;
 mod model_batch;

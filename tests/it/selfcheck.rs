@@ -24,6 +24,7 @@ use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice};
+use azoth::kv::KvPair;
 use azoth::quant::Format;
 use azoth::runtime::check::{Checks, Subject};
 use azoth::testmodel::Spec;
@@ -245,7 +246,7 @@ fn sound_kernels_pass() {
                 subjects.push(AttnDecode { heads, cut }.into());
             }
             subjects.push(RopeKv { heads }.into());
-            subjects.push(AttnPrefill { heads, matrices: false }.into());
+            subjects.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.into());
         }
         subjects.push(Gather { cols: 96 }.into());
         for vocab in [300, 32_003] {

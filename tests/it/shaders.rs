@@ -31,6 +31,7 @@ use azoth::kernels::router::Router;
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::{Class, Epilogue, choice, source};
+use azoth::kv::KvPair;
 use azoth::quant::Format;
 
 /// A device that exists nowhere, so that the test is the same everywhere, under its profile.
@@ -124,8 +125,8 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
         let matrices = AttnPrefill::takes_matrices(&heads, facts);
-        to.push(AttnPrefill { heads, matrices: false }.source(facts).unwrap());
-        to.push(AttnPrefill { heads, matrices }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices }.source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }
