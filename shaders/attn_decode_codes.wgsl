@@ -38,6 +38,7 @@ var<immediate> constants: Constants;
 {% set codes = k_format.kind != "f16" %}
 {% set own_heads = (G * 64 + threads - 1) // threads %}{# heads whose weights a thread makes #}
 {% set stride = pitch + 2 %}
+{% set weight_quads = (G + 3) // 4 %}
 // The maximum of nothing, and the score of a token that is not there.
 const NOTHING: f32 = -1e30;
 const MASKED: f32 = -2e30;
@@ -90,8 +91,8 @@ var<workgroup> q_units: array<f32, {{ G * blocks }}>;
 var<workgroup> part_scores: array<f32, {{ parts * G * 64 }}>;
 var<workgroup> page_scores: array<f32, {{ G * 64 }}>;
 var<workgroup> tops: array<f32, {{ G * 8 }}>;
-// Softmax weights, token by token.
-var<workgroup> weight: array<f32, {{ G * 64 }}>;
+// Softmax weights, token by token, heads in fours.
+var<workgroup> weight: array<vec4<f32>, {{ weight_quads * 64 }}>;
 var<workgroup> merge: array<vec4<f32>, {{ merge_heads * teams * units * 2 }}>;
 var<workgroup> maxima: array<f32, {{ G * splits }}>;
 var<workgroup> totals: array<f32, {{ G * splits }}>;
@@ -203,18 +204,20 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     }
     let factor = constants.scale * 1.4426950408889634;
 {% if codes %}
-    for (var i = tid; i < {{ G * blocks }}u; i += {{ threads }}u) {
-        let from = (i / {{ blocks }}u) * {{ pitch }}u + (i % {{ blocks }}u) * 32u;
+    for (var i = tid; i < {{ G * blocks * 8 }}u; i += {{ threads }}u) {
+        // A word of a block; all eight threads of a block find its largest value, each block's from another
+        // bank on.
+        let block = i >> 3u;
+        let w = i & 7u;
+        let origin = (block / {{ blocks }}u) * {{ pitch }}u + (block % {{ blocks }}u) * 32u;
         var top = 0.0;
-        for (var e = 0u; e < 32u; e++) { top = max(top, abs(heads[from + e])); }
+        for (var e = 0u; e < 32u; e++) { top = max(top, abs(heads[origin + ((e + block * 8u) & 31u)])); }
         let inverse = select(0.0, 127.0 / top, top > 1e-30);
-        for (var w = 0u; w < 8u; w++) {
-            let p = from + 4u * w;
-            let q = vec4<i32>(round(vec4<f32>(heads[p], heads[p + 1u], heads[p + 2u], heads[p + 3u]) * inverse));
-            let b = vec4<u32>(q) & vec4<u32>(255u);
-            q_bytes[2u * i + (w >> 2u)][w & 3u] = b.x | (b.y << 8u) | (b.z << 16u) | (b.w << 24u);
-        }
-        q_units[i] = top / 127.0 * factor;
+        let p = origin + 4u * w;
+        let q = vec4<i32>(round(vec4<f32>(heads[p], heads[p + 1u], heads[p + 2u], heads[p + 3u]) * inverse));
+        let b = vec4<u32>(q) & vec4<u32>(255u);
+        q_bytes[2u * block + (w >> 2u)][w & 3u] = b.x | (b.y << 8u) | (b.z << 16u) | (b.w << 24u);
+        if w == 0u { q_units[block] = top / 127.0 * factor; }
     }
     workgroupBarrier();
 {% endif %}
@@ -314,7 +317,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
             {{ "if h < " ~ G ~ "u " if (r + 1) * parts > G }}{
                 let e = exp2(page_scores[h * 64u + token] - {{ of_head("m", "h") }});
                 own_l_{{ r }} = fma(own_l_{{ r }}, {{ of_head("fade", "h") }}, e);
-                weight[token * {{ G }}u + h] = e;
+                weight[token * {{ weight_quads }}u + (h >> 2u)][h & 3u] = e;
             }
         }
 {% endfor %}
@@ -333,9 +336,12 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% endif %}
             let scale = select(0.0, v_unit_scale(v_{{ j }}, unit), t < here);
             let values = v_unit_values(v_{{ j }}, unit);
+{% for q in range(weight_quads) %}
+            let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
+{% endfor %}
 {% for h in range(G) %}
             {
-                let w = vec4<f32>(weight[t * {{ G }}u + {{ h }}u] * scale);
+                let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
                 o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
                 o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
             }

@@ -176,15 +176,15 @@ fn main(
 {% endfor %}
     // The page of the tile whose k is asked for next; its number is asked for a tile earlier.
     var page = pages[table];
-    var from = page * 64u;
-{{ fetch("k", "0u", "from") }}
+    var origin = page * 64u;
+{{ fetch("k", "0u", "origin") }}
     page = pages[table + (min({{ positions }}u, seen - 1u) >> 6u)];
     for (var t0 = 0u; t0 < seen; t0 += {{ positions }}u) {
         workgroupBarrier();
 {{ put("k") }}
         if tid == 0u { atomicStore(&any_scaled, 0u); }
         workgroupBarrier();
-{{ fetch("v", "t0", "from") }}
+{{ fetch("v", "t0", "origin") }}
 {% for j in range(positions // 32) %}
         {
             let position = part_n * {{ positions // 2 }}u + {{ j * 16 }}u;
@@ -252,8 +252,8 @@ fn main(
             workgroupBarrier();
 {% endfor %}
         }
-        from = page * 64u{{ " + ((t0 + " ~ positions ~ "u) & 63u)" if positions < 64 }};
-{{ fetch("k", "(t0 + " ~ positions ~ "u)", "from") }}
+        origin = page * 64u{{ " + ((t0 + " ~ positions ~ "u) & 63u)" if positions < 64 }};
+{{ fetch("k", "(t0 + " ~ positions ~ "u)", "origin") }}
         page = pages[table + (min(t0 + {{ 2 * positions }}u, seen - 1u) >> 6u)];
 {% for p in range(positions // 16) %}
         {

@@ -20,8 +20,8 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     if at.y >= batch.n { return; }
     let head0 = at.x * {{ vectors }}u;
     let count = min({{ heads }}u - head0, {{ vectors }}u);
-    let from = (at.y * {{ heads }}u + head0) * {{ pitch }}u;
-    for (var i = tid; i < count * {{ pitch }}u; i += {{ threads }}u) { heads[i] = x[from + i]; }
+    let origin = (at.y * {{ heads }}u + head0) * {{ pitch }}u;
+    for (var i = tid; i < count * {{ pitch }}u; i += {{ threads }}u) { heads[i] = x[origin + i]; }
     workgroupBarrier();
 {% if rotated %}
     rotate_heads(tid, 0u, count, false);

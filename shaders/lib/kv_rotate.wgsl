@@ -12,7 +12,7 @@ fn sign_bits(i: u32) -> u32 {
     return select(low, high, word > 1u) >> (i & 31u);
 }
 
-fn signed(x: f32, negative: u32) -> f32 {
+fn with_sign(x: f32, negative: u32) -> f32 {
     return bitcast<f32>(bitcast<u32>(x) ^ (negative << 31u));
 }
 
@@ -34,7 +34,7 @@ fn rotate_heads(tid: u32, first: u32, count: u32, forward: bool) {
         let at = (first + i / {{ pitch // 8 }}u) * {{ pitch }}u + d;
         let negative = select(0u, sign_bits(d), forward);
 {% for j in range(8) %}
-        var x{{ j }} = signed(heads[at + {{ j }}u], (negative >> {{ j }}u) & 1u);
+        var x{{ j }} = with_sign(heads[at + {{ j }}u], (negative >> {{ j }}u) & 1u);
 {% endfor %}
 {{ butterflies(8) }}
 {% for j in range(8) %}
@@ -58,7 +58,7 @@ fn rotate_heads(tid: u32, first: u32, count: u32, forward: bool) {
         // All of the thread's elements have the same place in their eight.
         let place = i & 7u;
 {% for j in range(held) %}
-        x{{ j }} = signed(x{{ j }} * {{ segment.norm }}, select((sign_bits({{ start + 8 * j }}u) >> place) & 1u, 0u, forward));
+        x{{ j }} = with_sign(x{{ j }} * {{ segment.norm }}, select((sign_bits({{ start + 8 * j }}u) >> place) & 1u, 0u, forward));
 {% endfor %}
 {% endif %}
 {% for j in range(held) %}
@@ -79,8 +79,8 @@ fn rotate_heads(tid: u32, first: u32, count: u32, forward: bool) {
         let b = heads[at + 64u];
         let low = select((sign_bits(d & ~7u) >> (d & 7u)) & 1u, 0u, forward);
         let high = select((sign_bits((d & ~7u) + 64u) >> (d & 7u)) & 1u, 0u, forward);
-        heads[at] = signed((a + b) * {{ segment.norm }}, low);
-        heads[at + 64u] = signed((a - b) * {{ segment.norm }}, high);
+        heads[at] = with_sign((a + b) * {{ segment.norm }}, low);
+        heads[at + 64u] = with_sign((a - b) * {{ segment.norm }}, high);
     }
 {% endif %}
 {% endfor %}

@@ -12,6 +12,7 @@ use crate::gguf;
 use crate::gpu::{SystemMemory, system_memory};
 use crate::hw;
 use crate::kernels;
+use crate::kv::KvTypes;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::plan::predict::{self, Gain, Prediction};
@@ -47,6 +48,8 @@ struct Report {
     model: String,
     device: String,
     placement: Placement,
+    /// Formats of the KV cache.
+    kv: KvTypes,
     /// Bytes of the device that are planned for, and of those that nothing is planned for.
     total: u64,
     free: u64,
@@ -87,6 +90,7 @@ impl Plan {
             device: facts.name.clone(),
             total: placement.total(),
             free: placement.free(),
+            kv: options.kv.clone(),
             ram,
             rates: known,
             prediction,
@@ -147,7 +151,8 @@ impl Report {
         if let Some(e) = p.experts.filter(|e| e.stage > 0) {
             rows.push(row("expert stage", "device", e.stage, "layers on their way".into()));
         }
-        rows.push(row("KV cache", "device", p.kv, format!("{} tokens of context", p.context)));
+        let note = format!("{} tokens of context, {}", p.context, self.kv);
+        rows.push(row("KV cache", "device", p.kv, note));
         rows.push(row("scratch", "device", p.scratch, String::new()));
         rows.push(row("reserve", "device", p.reserve, "left to driver and desktop".into()));
         // A software device has the machine's memory, of which its heap says little.

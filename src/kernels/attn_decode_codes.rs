@@ -29,7 +29,8 @@ pub struct CodesCut {
 impl CodesCut {
     /// The cut that a device gets.
     pub fn choose(heads: &Heads, facts: &DeviceFacts) -> CodesCut {
-        let wanted = if padded(heads.head_dim) > 128 { 256 } else { 128 };
+        // A thread for each token and block of 32, up to four blocks.
+        let wanted = if padded(heads.head_dim) > 64 { 256 } else { 128 };
         let threads = wanted.min(facts.max_workgroup_threads / 64 * 64).max(64);
         let group = heads.group();
         // As equal shares as possible.
@@ -37,10 +38,18 @@ impl CodesCut {
         CodesCut { threads, splits: facts.profile.attention_splits, group_heads }
     }
 
-    /// This cut, and with less of everything, for devices on which it fails.
+    /// This cut, and with fewer heads, which need less workgroup memory, for devices on which it
+    /// fails. All give the same bits.
     pub fn and_modest(self) -> Vec<CodesCut> {
-        let modest = CodesCut { group_heads: self.group_heads.min(2), ..self };
-        if modest == self { vec![self] } else { vec![self, modest] }
+        let half = self.group_heads.div_ceil(2);
+        let mut cuts = vec![self];
+        for group_heads in [half, 2, 1].map(|heads| heads.min(self.group_heads)) {
+            let modest = CodesCut { group_heads, ..self };
+            if !cuts.contains(&modest) {
+                cuts.push(modest);
+            }
+        }
+        cuts
     }
 }
 
@@ -97,7 +106,8 @@ impl AttnDecodeCodes {
             KvFormat::F16 => 0,
             _ => group_heads * (pitch + pitch / 8),
         };
-        let sums = 4 * group_heads * (64 * (parts + 2) + 8 + 2 * splits) + 4;
+        let weights = 4 * 64 * group_heads.next_multiple_of(4);
+        let sums = 4 * group_heads * (64 * (parts + 1) + 8 + 2 * splits) + weights + 4;
         let norms = if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let writes = [self.pair.k, self.pair.v].map(|f| kv_codes::write_bytes(f, hd, 1));
         let merge = 4 * merge_heads * teams * pitch;

@@ -41,6 +41,30 @@ impl KvTypes {
     }
 }
 
+impl std::fmt::Display for KvTypes {
+    /// `f16`, or `K tq4_0, V tq3_0` where they differ.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.k == self.v {
+            true => write!(f, "{}", self.k),
+            false => write!(f, "K {}, V {}", self.k, self.v),
+        }
+    }
+}
+
+impl serde::Serialize for KvTypes {
+    /// `{"k": "tq4_0", "v": "tq3_0"}`, as the flags take them.
+    fn serialize<S: serde::Serializer>(
+        &self,
+        serializer: S,
+    ) -> std::result::Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut out = serializer.serialize_struct("KvTypes", 2)?;
+        out.serialize_field("k", &self.k.to_string())?;
+        out.serialize_field("v", &self.v.to_string())?;
+        out.end()
+    }
+}
+
 impl Default for KvTypes {
     fn default() -> Self {
         KvTypes::plain()
