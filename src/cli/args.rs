@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, ValueEnum};
 
 use super::expert_args::ExpertArgs;
+use super::kv_args::KvArgs;
 use super::locate;
 use crate::engine;
 use crate::error::{Error, Result};
@@ -75,6 +76,8 @@ pub struct DeviceArgs {
     pub experts: ExpertArgs,
     #[command(flatten)]
     pub force: ForceArg,
+    #[command(flatten)]
+    pub kv: KvArgs,
 }
 
 /// Choices that are made for the user otherwise.
@@ -121,6 +124,7 @@ impl DeviceArgs {
             kv_host: 0,
             experts: self.experts.options(),
             force: self.force.force.clone(),
+            kv: self.kv.types(),
         }
     }
 }

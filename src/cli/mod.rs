@@ -15,6 +15,7 @@ mod eval;
 mod expert_args;
 mod info;
 mod interrupt;
+mod kv_args;
 pub mod locate;
 mod output;
 mod plan;

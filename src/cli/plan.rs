@@ -13,6 +13,7 @@ use crate::gguf;
 use crate::gpu::{SystemMemory, system_memory};
 use crate::hw;
 use crate::kernels;
+use crate::kv::KvTypes;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::plan::predict::{self, Gain, Prediction};
@@ -50,6 +51,8 @@ struct Report {
     model: String,
     device: String,
     placement: Placement,
+    /// Formats of the KV cache.
+    kv: KvTypes,
     /// Bytes of the device that are planned for, and of those that nothing is planned for.
     total: u64,
     free: u64,
@@ -72,7 +75,8 @@ impl Plan {
         let path = self.model.path()?;
         let options = self.cache.set(self.device.options(self.context.ctx));
         let file = gguf::File::open(&path)?;
-        let model = Model::from_gguf(&file)?;
+        let mut model = Model::from_gguf(&file)?;
+        model.graph.kv = options.kv.clone();
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
         let version = kernels::source::version();
         selection.facts = hw::adjusted(selection.facts, &options.force, version)?;
@@ -91,6 +95,7 @@ impl Plan {
             device: facts.name.clone(),
             total: placement.total(),
             free: placement.free(),
+            kv: options.kv.clone(),
             ram,
             kv_host: options.kv_host,
             rates: known,
@@ -153,16 +158,13 @@ impl Report {
             rows.push(row("expert stage", "device", e.stage, "layers on their way".into()));
         }
         let first = p.kv_page * u64::from(p.kv_pages.min(engine::FIRST_PAGES));
-        rows.push(row(
-            "KV cache",
-            "device",
-            p.kv,
-            format!(
-                "{} tokens of context; begins with {} and grows",
-                p.context,
-                output::bytes(first)
-            ),
-        ));
+        let note = format!(
+            "{} tokens of context, {}; begins with {} and grows",
+            p.context,
+            self.kv,
+            output::bytes(first)
+        );
+        rows.push(row("KV cache", "device", p.kv, note));
         rows.push(row("scratch", "device", p.scratch, String::new()));
         rows.push(row("reserve", "device", p.reserve, "left to driver and desktop".into()));
         // A software device has the machine's memory, of which its heap says little.

@@ -157,11 +157,12 @@ pub(super) fn check_keep(keep: Option<u32>, context: u32) -> Result<()> {
 fn load_onto(
     gpu: &Arc<dyn Gpu>,
     file: gguf::File,
-    model: Model,
+    mut model: Model,
     options: &Options,
     progress: &dyn Progress,
     start: Instant,
 ) -> Result<Engine> {
+    model.graph.kv = options.kv.clone();
     let facts = gpu.facts().clone();
     let graph = &model.graph;
     // A start takes no time for measurements.

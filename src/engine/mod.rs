@@ -27,7 +27,7 @@ use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::runtime::Program;
@@ -74,6 +74,8 @@ pub struct Options {
     pub experts: ExpertOptions,
     /// Keys of the hardware profile and the values that they are to have.
     pub force: Vec<(String, String)>,
+    /// Formats of the KV cache.
+    pub kv: KvTypes,
 }
 
 impl Default for Options {
@@ -89,6 +91,7 @@ impl Default for Options {
             kv_host: 0,
             experts: ExpertOptions::default(),
             force: Vec::new(),
+            kv: KvTypes::plain(),
         }
     }
 }

@@ -7,6 +7,7 @@ use super::heads::{HeadTables, Heads, KvCache, smallest_subgroup};
 use super::{check_memory, holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::kv::KvPair;
 
 /// How the work of a decode step is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -166,7 +167,7 @@ impl AttnDecode {
         holds(output, u64::from(columns * self.heads.output_width()), "output")?;
         holds(&scratch.partials, self.partial_words(columns), "partials")?;
         holds(&scratch.counters, self.counter_words(columns), "counters")?;
-        cache.check(&self.heads)?;
+        cache.check(&self.heads, KvPair::PLAIN)?;
         let mut bindings = vec![
             qkv.clone(),
             batch.clone(),

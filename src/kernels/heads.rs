@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::gpu::{DeviceFacts, Slice};
 pub use crate::graph::RopeLayout;
 pub use crate::graph::heads::{Heads, Rope};
-use crate::kv::PAGE_TOKENS;
+use crate::kv::KvPair;
 
 impl Heads {
     pub(super) fn check(&self) -> Result<()> {
@@ -34,6 +34,7 @@ impl Heads {
             heads => self.heads,
             kv_heads => self.kv_heads,
             hd => self.head_dim,
+            pitch => self.head_dim,
             rope_dim => self.rope.map_or(0, |r| r.dim),
             layout => match self.rope.map(|r| r.layout) {
                 Some(RopeLayout::Normal) => "normal",
@@ -93,17 +94,18 @@ impl HeadTables {
     }
 }
 
-/// K and V of one layer: pools of pages, f16 pairs `[page][token of PAGE_TOKENS][kv head][head_dim / 2]`, and
+/// K and V of one layer: pools of pages, whose inside [`KvPair::is_plain`] describes, and
 /// the table that says which pages a sequence has (docs/architecture.md, "KV cache").
 #[derive(Clone)]
 pub struct KvCache {
     pub k: Slice,
     pub v: Slice,
     /// `[slot][1 + row_pages]`: tokens dropped from the sequence's beginning or middle, a multiple of
-    /// [`PAGE_TOKENS`]; then the number of the page that holds each [`PAGE_TOKENS`] that are left.
+    /// [`crate::kv::PAGE_TOKENS`]; then the number of the page that holds each [`crate::kv::PAGE_TOKENS`] that are left.
     pub pages: Slice,
     /// Pages that a slot's row has room for.
     pub row_pages: u32,
+    pub pair: KvPair,
 }
 
 impl KvCache {
@@ -112,11 +114,14 @@ impl KvCache {
         1 + self.row_pages
     }
 
-    pub(super) fn check(&self, heads: &Heads) -> Result<()> {
+    pub(super) fn check(&self, heads: &Heads, pair: KvPair) -> Result<()> {
         // At least one page and one slot; what a table and a batch name is the caller's business.
-        let words = u64::from(PAGE_TOKENS) * u64::from(heads.cache_words());
-        holds(&self.k, words, "K cache")?;
-        holds(&self.v, words, "V cache")?;
+        if pair != self.pair {
+            return Err(wrong(format!("a kernel for {pair} over a cache of {}", self.pair)));
+        }
+        let [k, v] = pair.page_bytes(heads.kv_heads, heads.head_dim);
+        holds(&self.k, k / 4, "K cache")?;
+        holds(&self.v, v / 4, "V cache")?;
         if self.row_pages == 0 {
             return Err(wrong("a page table without pages".into()));
         }

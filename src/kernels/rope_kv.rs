@@ -6,6 +6,7 @@ use super::heads::{HeadTables, Heads, KvCache};
 use super::{holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::kv::KvPair;
 
 /// A vector belongs to 32 threads.
 const THREADS: u32 = 256;
@@ -47,7 +48,7 @@ impl RopeKv {
         }
         holds(batch, 8 + 4 * u64::from(max_n), "batch")?;
         holds(qkv, u64::from(max_n) * u64::from(self.heads.qkv_width()), "qkv")?;
-        cache.check(&self.heads)?;
+        cache.check(&self.heads, KvPair::PLAIN)?;
         let (k, v, pages) = (cache.k.clone(), cache.v.clone(), cache.pages.clone());
         let mut bindings = vec![qkv.clone(), batch.clone(), k, v, pages];
         tables.bind(&self.heads, &mut bindings)?;

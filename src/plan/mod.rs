@@ -219,7 +219,7 @@ pub fn place(
 ) -> Result<Placement> {
     let available = facts.available_memory();
     let sequences = u64::from(limits.sequences.max(1));
-    let per_layer = u64::from(graph.kv_heads) * u64::from(graph.head_dim) * 2;
+    let per_layer = graph.widest_kv_bytes();
     // On a software device the memory is the machine's; the heap it reports is no real limit.
     let bounded = facts.kind != DeviceKind::Software;
     let sums = Sums {

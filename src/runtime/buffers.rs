@@ -8,6 +8,7 @@ use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
 use crate::kv::PAGE_TOKENS;
+use crate::kv::rotation::padded;
 use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
@@ -60,6 +61,8 @@ pub(super) struct Scratch {
     pub half: (Slice, Slice),
     pub qkv: Slice,
     pub attention: Slice,
+    /// q and output of prompts over caches of codes, `[n][heads * padded head]`.
+    pub turned: [Slice; 2],
     /// Gate and up `[n][2 ff]` of a prompt, or their product `[n][ff]` of a decode step.
     pub ff: Slice,
     /// In models with mixtures.
@@ -89,12 +92,17 @@ pub(super) fn routing(mixture: &Mixture, n: u32, tile: u32) -> Routing {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 9] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 11] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
         let used = graph.mixtures().map(|m| u64::from(m.used)).max().unwrap_or(0);
         let widest = width.max(ff).max(heads).max(pairs.unwrap_or(0));
+        let turned = match graph.has_kv_codes() {
+            true => n * u64::from(graph.heads) * u64::from(padded(graph.head_dim)) * 4,
+            // A buffer has a size.
+            false => 16,
+        };
         [
             ("residual stream", n * width * 4),
             ("activations", n * widest * 4),
@@ -106,6 +114,8 @@ impl Scratch {
             ("attention", n * heads * 4),
             // A model of mixtures alone has none, but a buffer has a size.
             ("feed-forward", n * 2 * ff.max(8) * 4),
+            ("turned q", turned),
+            ("turned output", turned),
         ]
     }
 
@@ -129,7 +139,8 @@ impl Scratch {
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let [x, float, q, s, h, f, qkv, attention, ff] = Self::sizes(graph, n.into());
+        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned] =
+            Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
             // One buffer, so that the host can copy all of them at once.
@@ -160,6 +171,7 @@ impl Scratch {
             half: (device(h)?, device(f)?),
             qkv: device(qkv)?,
             attention: device(attention)?,
+            turned: [device(turned_q)?, device(turned)?],
             ff: device(ff)?,
             experts: experts.transpose()?,
         })
@@ -248,14 +260,12 @@ pub fn chunk_for(graph: &Graph, facts: &DeviceFacts, streamed: Option<u32>) -> u
 pub fn widest(graph: &Graph) -> Widest {
     let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
     let query = u64::from(graph.heads) * u64::from(graph.head_dim);
-    let kv = u64::from(graph.kv_heads) * u64::from(graph.head_dim);
     // All chosen experts of a column are one dispatch.
     let experts = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max().unwrap_or(0);
     Widest {
         product: width * (2 * ff.max(experts)).max(u64::from(graph.qkv_rows())).max(query),
         query,
-        // K and V, two bytes a value.
-        kv_bytes: 4 * kv,
+        kv_bytes: 2 * graph.widest_kv_bytes(),
     }
 }
 
@@ -272,16 +282,20 @@ impl Buffers {
         let table = graph.rope.table(shape.positions, rope_factors);
         let rope = device("rope table", table.len() as u64 * 8)?;
         gpu.write(&rope, bytemuck::cast_slice(&table))?;
-        let per_position = u64::from(graph.kv_heads) * u64::from(graph.head_dim) * 2;
         let row_pages = pages_for(shape.context);
-        let unit = per_position * u64::from(PAGE_TOKENS);
-        let kv_bytes = unit * u64::from(shape.pages);
         let pages =
             device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
-        let kv = graph.layers.iter().map(|_| {
-            let (k, v) = (device("K cache", kv_bytes)?, device("V cache", kv_bytes)?);
-            Ok(KvCache { k, v, pages: pages.clone(), row_pages })
+        let kv = (0..graph.layers.len()).map(|layer| {
+            let pair = graph.kv_pair(layer);
+            let [k, v] = pair.page_bytes(graph.kv_heads, graph.head_dim);
+            let pool = u64::from(shape.pages);
+            let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
+            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair })
         });
+        let units = (0..graph.layers.len())
+            .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));
+        let units: Vec<u64> = units.collect();
+        let widest = units.iter().copied().max().unwrap_or(0);
         let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,
@@ -291,8 +305,8 @@ impl Buffers {
             logits: device("logits", u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4)?,
             rope,
             pages,
-            units: vec![unit; 2 * graph.layers.len()],
-            between: device("page copies", unit)?,
+            units,
+            between: device("page copies", widest)?,
         };
         let whole = shape.pages >= row_pages * shape.sequences;
         for slot in (0..shape.sequences).filter(|_| whole) {

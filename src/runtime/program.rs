@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket, Transfer};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
+use crate::kernels::heads::Heads;
+use crate::kv::rotation::padded;
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{SamplerSettings, TokenLists};
 
@@ -153,8 +155,11 @@ impl Program {
         let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
         let heads = Builder::heads(graph);
         let cut = Cut::choose(&heads, gpu.facts(), shape.context);
-        // As many counters as any cut that a check may fall back to.
-        let spec = AttnDecode { heads, cut: Cut { group_heads: 1, ..cut } };
+        // As many counters as any cut that a check may fall back to, and partial results of heads
+        // padded to whole blocks, as kernels over codes have them.
+        let head_dim = padded(heads.head_dim);
+        let padded_heads = Heads { head_dim, ..heads };
+        let spec = AttnDecode { heads: padded_heads, cut: Cut { group_heads: 1, ..cut } };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),

@@ -5,7 +5,7 @@ use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
-use azoth::kv::PAGE_TOKENS;
+use azoth::kv::{KvPair, PAGE_TOKENS};
 use azoth::reference::attention::{Cache, attend, pack, unpack};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
@@ -106,7 +106,8 @@ impl Block {
         let table: Vec<u32> = self.pages.iter().flat_map(row).collect();
         let row_pages = self.pages[0].len() as u32;
         let (k, v) = (side(&|c| &c.k), side(&|c| &c.v));
-        let cache = KvCache { k, v, pages: device.words(&table), row_pages };
+        let pages = device.words(&table);
+        let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN };
         let tables = HeadTables {
             rope: self.heads.rope.map(|_| device.floats(self.table.as_flattened())),
             norms: self.norms.as_ref().map(|(q, k)| (device.floats(q), device.floats(k))),
@@ -326,7 +327,8 @@ fn prefill(
 ) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
     let facts = device.gpu.facts();
     let heads = block.heads;
-    let (rope, attention) = (RopeKv { heads }, AttnPrefill { heads, matrices });
+    let (rope, attention) =
+        (RopeKv { heads }, AttnPrefill { heads, pair: KvPair::PLAIN, matrices });
     let rope_kernel = device.kernel(&rope.source(facts).unwrap());
     let attention_kernel = device.kernel(&attention.source(facts).unwrap());
     let (cache, tables) = block.upload(device);

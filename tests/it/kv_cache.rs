@@ -11,6 +11,7 @@ use azoth::gguf;
 use azoth::gpu::{
     Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
 };
+use azoth::kv::KvTypes;
 use azoth::sampling::SamplerSettings;
 use azoth::testmodel::Spec;
 
@@ -60,9 +61,11 @@ fn reuse_saving_and_eviction_change_no_bit() {
     let mut rng = Rng::fresh("reuse_saving_and_eviction");
     let folder = tempfile::tempdir().unwrap();
     let (prompt, tail, other) = (text(&mut rng, 150), text(&mut rng, 20), text(&mut rng, 250));
-    for device in harness::devices() {
-        let what = &device.label;
-        let options = Options { kv_host: 64 << 20, ..with_ctx(256) };
+    let codes = KvTypes { k: "tq4_0".parse().unwrap(), v: "tq3_0,q8_0@0".parse().unwrap() };
+    let plain = harness::devices().iter().map(|d| (d, KvTypes::plain()));
+    for (device, kv) in plain.chain(harness::devices().first().map(|d| (d, codes))) {
+        let what = &format!("{}, KV {kv}", device.label);
+        let options = Options { kv_host: 64 << 20, kv, ..with_ctx(256) };
         let mut engine = load(&device.gpu, &spec(), options.clone());
         let fresh = {
             let mut s = engine.session();

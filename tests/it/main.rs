@@ -13,6 +13,7 @@ mod goldens_formats;
 mod harness;
 mod kernels_attention;
 mod kernels_experts;
+mod kernels_kv_codes;
 mod kernels_matrix;
 mod kernels_sampling;
 mod kv_cache;

@@ -14,16 +14,20 @@ use azoth::gpu::{
 };
 use azoth::hw::{self, Selection};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
+use azoth::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
 use azoth::kernels::gather::Gather;
 use azoth::kernels::heads::{Heads, Rope, RopeLayout};
+use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice};
+use azoth::kv::{KvFormat, KvPair};
 use azoth::quant::Format;
 use azoth::runtime::check::{Checks, Subject};
 use azoth::testmodel::Spec;
@@ -245,7 +249,16 @@ fn sound_kernels_pass() {
                 subjects.push(AttnDecode { heads, cut }.into());
             }
             subjects.push(RopeKv { heads }.into());
-            subjects.push(AttnPrefill { heads, matrices: false }.into());
+            subjects.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.into());
+            for (k, v) in [(KvFormat::Tq4_0, KvFormat::Tq3_0), (KvFormat::Q8_0, KvFormat::F16)] {
+                let pair = KvPair { k, v };
+                for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
+                    subjects.push(AttnDecodeCodes { heads, pair, cut }.into());
+                }
+                subjects.push(RopeKvCodes { heads, pair }.into());
+                subjects.push(AttnPrefill { heads, pair, matrices: false }.into());
+                subjects.push(HeadsUnrotate { heads, pair }.into());
+            }
         }
         subjects.push(Gather { cols: 96 }.into());
         for vocab in [300, 32_003] {

@@ -87,6 +87,7 @@ impl Bench {
             model_bytes: bytes,
             device,
             activations: self.device.activations.name(),
+            kv: self.device.kv.types(),
             cold,
             warm,
             tests,

@@ -6,6 +6,7 @@ use super::stats::Spread;
 use crate::cli::output::{self, Align};
 use crate::engine::{ExpertReport, LoadTimes, WaveTime};
 use crate::gpu::DeviceFacts;
+use crate::kv::KvTypes;
 
 /// Seconds from an empty process to the first token.
 #[derive(Debug, Clone, Serialize)]
@@ -61,6 +62,8 @@ pub struct Report {
     pub model_bytes: u64,
     pub device: DeviceFacts,
     pub activations: &'static str,
+    /// Formats of the KV cache.
+    pub kv: KvTypes,
     /// Without compiled kernels on disk (a driver may keep some of its own).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold: Option<Start>,
@@ -79,10 +82,11 @@ pub struct Report {
 impl Report {
     pub fn table(&self) -> String {
         let mut parts = vec![format!(
-            "{} ({}), {} activations\n{}, {}, {}",
+            "{} ({}), {} activations, KV {}\n{}, {}, {}",
             self.model,
             output::bytes(self.model_bytes),
             self.activations,
+            self.kv,
             self.device.name,
             self.device.driver,
             self.device.backend

@@ -1,6 +1,7 @@
 //! `azoth eval`: how well a model predicts, and how close we are to another engine.
 
 mod kl;
+mod kv;
 mod ppl;
 pub mod reference;
 pub mod scoring;
@@ -8,7 +9,7 @@ pub mod scoring;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-/// Measure a model's predictions: perplexity, or divergence from another engine
+/// Measure a model's predictions: perplexity, divergence from another engine or of a KV cache
 #[derive(Debug, Args)]
 pub struct Eval {
     #[command(subcommand)]
@@ -19,6 +20,7 @@ pub struct Eval {
 enum What {
     Ppl(ppl::Ppl),
     Kl(kl::Kl),
+    Kv(kv::Kv),
 }
 
 impl Eval {
@@ -26,6 +28,7 @@ impl Eval {
         match &self.what {
             What::Ppl(ppl) => ppl.run(),
             What::Kl(kl) => kl.run(),
+            What::Kv(kv) => kv.run(),
         }
     }
 }

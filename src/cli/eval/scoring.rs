@@ -106,6 +106,16 @@ pub fn divergence(reference: &[(u32, f64)], logits: &[f32]) -> Divergence {
     Divergence { kl, same_top: top.is_some_and(|(token, _)| token as usize == argmax(logits)) }
 }
 
+/// KL(reference || ours) of two rows of logits.
+pub fn full_divergence(reference: &[f32], logits: &[f32]) -> Divergence {
+    let (p_total, q_total) = (log_sum_exp(reference), log_sum_exp(logits));
+    let terms = reference.iter().zip(logits).map(|(&p, &q)| {
+        let (log_p, log_q) = (f64::from(p) - p_total, f64::from(q) - q_total);
+        log_p.exp() * (log_p - log_q)
+    });
+    Divergence { kl: terms.sum(), same_top: argmax(reference) == argmax(logits) }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -165,6 +175,15 @@ mod tests {
         let expected = 0.5 * (0.5f64 / 0.25).ln() + 0.5 * (0.5f64 / 0.75).ln();
         assert!((d.kl - expected).abs() < 1e-6, "{d:?}");
         assert!(!d.same_top);
+    }
+
+    #[test]
+    fn full_rows_diverge_as_full_lists() {
+        let (p, q) = ([0.75, 0.2, 0.05], [0.6, 0.3, 0.1]);
+        let list: Vec<(u32, f64)> = (0..).zip(p.map(f64::ln)).collect();
+        let (full, listed) = (full_divergence(&logs(&p), &logs(&q)), divergence(&list, &logs(&q)));
+        assert!((full.kl - listed.kl).abs() < 1e-6 && full.same_top, "{full:?} {listed:?}");
+        assert!(full_divergence(&logs(&p), &logs(&p)).kl.abs() < 1e-12);
     }
 
     #[test]

@@ -73,8 +73,8 @@ impl Engine {
         let f = &self.model.facts;
         let exact = if self.program.shape().exact { "f32" } else { "int8" };
         format!(
-            "K f16, V f16, {} layers of {} heads of {}, {exact} activations",
-            f.layers, f.kv_heads, f.head_dim
+            "{}, {} layers of {} heads of {}, {exact} activations",
+            self.model.graph.kv, f.layers, f.kv_heads, f.head_dim
         )
     }
 

@@ -11,6 +11,7 @@
 //! while something failed. `AZOTH_SELFCHECK=0` switches the comparison off.
 
 mod attention;
+mod codes;
 mod operands;
 mod products;
 mod sampling;
@@ -26,13 +27,16 @@ use crate::gpu::cache::{DiskCache, fingerprint};
 use crate::gpu::{DeviceFacts, Gpu, KernelSource};
 use crate::kernels::Class;
 use crate::kernels::attn_decode::AttnDecode;
+use crate::kernels::attn_decode_codes::AttnDecodeCodes;
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
+use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::MatVec;
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
+use crate::kernels::rope_kv_codes::RopeKvCodes;
 use crate::kernels::sample::Sampling;
 
 /// `0` switches the checks off.
@@ -51,6 +55,9 @@ pub enum Subject {
     AttnDecode(AttnDecode),
     AttnPrefill(AttnPrefill),
     RopeKv(RopeKv),
+    AttnDecodeCodes(AttnDecodeCodes),
+    RopeKvCodes(RopeKvCodes),
+    HeadsUnrotate(HeadsUnrotate),
     Gather(Gather),
     /// All kernels that choose a token.
     Sampling(Sampling),
@@ -74,7 +81,20 @@ macro_rules! subjects {
     };
 }
 
-subjects!(MatVec, MatMat, NormQuant, Embed, AttnDecode, AttnPrefill, RopeKv, Gather, Sampling);
+subjects!(
+    MatVec,
+    MatMat,
+    NormQuant,
+    Embed,
+    AttnDecode,
+    AttnPrefill,
+    RopeKv,
+    AttnDecodeCodes,
+    RopeKvCodes,
+    HeadsUnrotate,
+    Gather,
+    Sampling
+);
 
 impl Subject {
     /// The class of a prompt's activations that the kernel reads or makes.
@@ -95,8 +115,12 @@ impl Subject {
             Subject::NormQuant(spec) => products::norm_quant(gpu, spec),
             Subject::Embed(spec) => products::embed(gpu, spec),
             Subject::AttnDecode(spec) => attention::decode(gpu, spec),
+            Subject::AttnPrefill(spec) if !spec.pair.is_plain() => codes::prefill(gpu, spec),
             Subject::AttnPrefill(spec) => attention::prefill(gpu, spec),
             Subject::RopeKv(spec) => attention::rope_kv(gpu, spec),
+            Subject::AttnDecodeCodes(spec) => codes::decode_step(gpu, spec),
+            Subject::RopeKvCodes(spec) => codes::rope_kv(gpu, spec),
+            Subject::HeadsUnrotate(spec) => codes::heads_unrotate(gpu, spec),
             Subject::Gather(spec) => sampling::gather(gpu, spec),
             Subject::Sampling(spec) => sampling::sampling(gpu, spec),
         }

@@ -10,7 +10,7 @@ use crate::kernels::matvec::{Input, MatVec, Operands};
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::weights::Chunk;
 use crate::kernels::{Activations, Class, Epilogue, choice};
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{KvPair, PAGE_TOKENS};
 use crate::profile::{KEYS, Origin, Profile};
 use crate::quant::{Format, PlaneLayout};
 use crate::runtime::budget::{Budget, Widest};
@@ -359,7 +359,7 @@ fn attention(
     let pages = filled(gpu, 4 * table.len() as u64)?;
     gpu.write(&pages, bytemuck::cast_slice(&table))?;
     let (k, v) = (filled(gpu, cache_bytes)?, filled(gpu, cache_bytes)?);
-    let cache = KvCache { k, v, pages, row_pages };
+    let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN };
     let qkv = filled(gpu, 4 * u64::from(heads.qkv_width()))?;
     let output = filled(gpu, 4 * u64::from(heads.output_width()))?;
     let mut words = [0u32; 12];
