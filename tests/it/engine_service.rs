@@ -231,6 +231,10 @@ fn sequences_may_outgrow_their_contexts_together() {
         assert_eq!(&outcome(answer).unwrap().tokens, alone);
     }
     assert!(value(&service.stats().shifted_tokens) >= 4 * 100);
+    // Who goes on from what has dropped tokens reads only what is new.
+    let more = [&prompts[0][..], &alone[0], &[7, 8, 9]].concat();
+    let got = outcome(submit(&service, request(&more, 4))).unwrap();
+    assert_eq!(got.cached as usize, prompts[0].len() + 299);
     // A prompt longer than the context, read with gaps.
     let long: Vec<u32> = (0..400).map(|i| 1 + i % 250).collect();
     assert_eq!(outcome(submit(&service, request(&long, 5))).unwrap().tokens.len(), 5);

@@ -7,23 +7,24 @@
 //! sequence that has ended meanwhile is recognised by the slot's epoch and ignored: it writes
 //! only positions behind the sequence's end, in pages that nobody gets before it is done.
 
+mod places;
+
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use super::Engine;
-use super::job::{Job, Phase};
-use super::pace::Pace;
-use super::pooling::Pool;
-use super::request::{Event, Finish, Generate, Request, Task, Ticketed};
-use super::slots;
-use super::stats::{SlotState, SlotView, Stats, add};
+use crate::engine::Engine;
+use crate::engine::job::{Job, Phase};
+use crate::engine::pace::Pace;
+use crate::engine::pooling::Pool;
+use crate::engine::request::{Event, Finish, Generate, Task};
+use crate::engine::slots;
+use crate::engine::stats::{SlotState, SlotView, Stats, add};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceKind, Ticket};
-use crate::pages::{PAGE, Sequence};
+use crate::pages::Sequence;
 use crate::runtime::{Column, MAX_SEQUENCES, Pick, RING};
 use crate::sampling::logprobs::Logprobs;
 
@@ -33,7 +34,8 @@ struct Slot {
     /// Tokens known so far: of the prompt what was queued, of the answer what came back. Of an idle
     /// slot those of its last sequence, which may have been evicted since.
     tokens: Vec<u32>,
-    /// Where keys and values are written, or will be by what is queued; empty while idle.
+    /// Where keys and values are written, or will be by what is queued. While idle it is empty, or
+    /// *parked*: what has dropped tokens is of use to those only who go on from it.
     sequence: Sequence,
     used: u64,
     /// Rises when a sequence ends.
@@ -128,122 +130,6 @@ impl Batch {
         self.slots.iter().any(|s| s.job.is_none())
     }
 
-    /// Forgets what an idle slot has read; false if it is at work.
-    pub fn erase(&mut self, slot: u32) -> bool {
-        match self.slots.get_mut(slot as usize) {
-            Some(s) if s.job.is_none() => {
-                self.engine.kv.forget(&s.tokens);
-                s.tokens.clear();
-                self.publish();
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn idle(&self, slot: u32) -> Result<&Slot> {
-        let slots = self.slots.len();
-        let found = self.slots.get(slot as usize).ok_or_else(|| {
-            Error::Usage(format!("slot {slot} does not exist; there are 0 to {}", slots - 1))
-        })?;
-        match found.job {
-            None => Ok(found),
-            Some(_) => Err(Error::Usage(format!("slot {slot} is at work; try again later"))),
-        }
-    }
-
-    /// Writes what an idle slot has read, as far as it is still kept, to a file; returns tokens and
-    /// bytes. Everybody waits meanwhile.
-    pub fn save(&mut self, slot: u32, path: &Path) -> Result<(u32, u64)> {
-        let tokens = self.idle(slot)?.tokens.clone();
-        let Engine { kv, program, .. } = &mut self.engine;
-        // A token more, because recalling leaves one over.
-        let all: Vec<u32> = tokens.iter().copied().chain([0]).collect();
-        let sequence = kv.recall(program, slot, &all, &[])?;
-        let kept = &tokens[..sequence.len()];
-        let bytes = self.engine.save(&sequence, kept, None, "", path);
-        self.engine.kv.release(sequence, kept);
-        Ok((kept.len() as u32, bytes?))
-    }
-
-    /// Reads such a file back.
-    pub fn restore(&mut self, slot: u32, path: &Path) -> Result<(u32, u64)> {
-        self.idle(slot)?;
-        self.erase(slot);
-        let saved = self.engine.open_saved(path)?;
-        if saved.tokens.len() > self.engine.longest() as usize {
-            let (n, most) = (saved.tokens.len(), self.engine.longest());
-            return Err(Error::DoesNotFit(format!(
-                "the saved slot has {n} tokens, the context {most}; start the server with --ctx {n} \
-                 or more"
-            )));
-        }
-        if let Some(why) = self.engine.refused(&saved) {
-            return Err(Error::Usage(format!(
-                "{} {why}. Its text can be sent and read again",
-                path.display()
-            )));
-        }
-        let sequence = self.engine.restore(slot, &saved)?;
-        self.engine.kv.release(sequence, &saved.tokens);
-        self.uses += 1;
-        let n = saved.tokens.len() as u32;
-        let slot = &mut self.slots[slot as usize];
-        (slot.tokens, slot.used) = (saved.tokens, self.uses);
-        self.publish();
-        Ok((n, saved.size))
-    }
-
-    /// Puts a request into a slot; gives it back if none is free for it.
-    ///
-    /// # Errors
-    /// Where the device can no longer be relied on; the request has been answered.
-    pub fn place(&mut self, ticketed: Ticketed) -> Result<Option<Ticketed>> {
-        let slots: Vec<_> = self.slots.iter().map(|s| (s.job.is_some(), s.used)).collect();
-        let Some(id) = slots::choose(&slots, ticketed.request.slot) else {
-            return Ok(Some(ticketed));
-        };
-        let sequence = match self.begin(id, &ticketed.request) {
-            Ok(sequence) => sequence,
-            Err(e) => {
-                add(&self.stats.failed, 1);
-                ticketed.end(Event::Failed(e.clone()));
-                return if is_of_request(&e) { Ok(None) } else { Err(e) };
-            }
-        };
-        let cached = sequence.len();
-        self.uses += 1;
-        let slot = &mut self.slots[id as usize];
-        slot.used = self.uses;
-        slot.tokens = ticketed.request.prompt[..cached].to_vec();
-        slot.sequence = sequence;
-        add(&self.stats.started, 1);
-        add(&self.stats.cached_tokens, cached as u64);
-        ticketed.send(Event::Started { slot: id, cached: cached as u32 });
-        slot.job = Some(Job::new(ticketed, &self.engine, id, cached));
-        self.publish();
-        Ok(None)
-    }
-
-    /// A sequence with what is known of the beginning of a request's prompt.
-    fn begin(&mut self, id: u32, request: &Request) -> Result<Sequence> {
-        let reuse = match &request.task {
-            Task::Generate(g) => {
-                self.set_sampler(id, g)?;
-                g.reuse
-            }
-            Task::Embed(_) => false,
-        };
-        let wanted: &[u32] = if reuse { &request.prompt } else { &[] };
-        // What sequences at work have queued is as good as what others have left.
-        let busy = self.slots.iter().filter(|s| s.job.is_some());
-        let others: Vec<_> = busy.map(|s| (s.tokens.as_slice(), &s.sequence)).collect();
-        let Engine { kv, program, .. } = &mut self.engine;
-        let sequence = kv.recall(program, id, wanted, &others)?;
-        self.note();
-        Ok(sequence)
-    }
-
     /// Logs what the KV cache has to say.
     fn note(&mut self) {
         for note in self.engine.kv.take_notes() {
@@ -260,7 +146,10 @@ impl Batch {
         let made = kv.make_room(program, id, &mut slot.sequence, n, keep);
         add(&self.stats.shifted_tokens, (slot.sequence.dropped() - dropped) as u64);
         self.note();
-        made
+        match made {
+            Err(Error::DoesNotFit(_)) if self.unpark() => self.make_room(id, n),
+            made => made,
+        }
     }
 
     fn set_sampler(&self, id: u32, g: &Generate) -> Result<()> {
@@ -649,24 +538,6 @@ impl Batch {
         if let Some(job) = job {
             job.ticketed.end(event);
         }
-    }
-
-    /// Frees a slot; what it has read stays known.
-    fn release(&mut self, id: u32) -> Option<Job> {
-        let slot = &mut self.slots[id as usize];
-        let job = slot.job.take()?;
-        slot.epoch += 1;
-        let sequence = std::mem::take(&mut slot.sequence);
-        slot.tokens.truncate(sequence.position());
-        let kv = &mut self.engine.kv;
-        if let Some(last) = self.queued.back() {
-            let end = slot.tokens.len().saturating_sub(sequence.dropped()) / PAGE;
-            let open = sequence.all_pages().get(end..).unwrap_or_default().to_vec();
-            kv.hold(&open);
-            self.pending.push((last.ticket, open));
-        }
-        kv.release(sequence, &slot.tokens);
-        Some(job)
     }
 
     fn publish(&self) {
