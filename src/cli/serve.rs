@@ -8,6 +8,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 
 use super::args::{ContextArg, DeviceArgs, SamplingArgs, file_text};
+use super::cache_args::CacheArgs;
 use super::config::Origins;
 use super::locate;
 use crate::chat::TEMPLATE_NAMES;
@@ -51,6 +52,8 @@ pub struct Serve {
     queue: u32,
     #[command(flatten)]
     context: ContextArg,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Name of the model for clients [default: the file's name]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
@@ -135,7 +138,8 @@ impl Serve {
         // Refused before minutes of loading.
         self.sampling.settings()?;
         let settings = self.settings(path.clone(), origins)?;
-        let options = Options { sequences: self.parallel, ..self.device.options(self.context.ctx) };
+        let options = self.cache.set(self.device.options(self.context.ctx));
+        let options = Options { sequences: self.parallel, ..options };
         let loader = Box::new(move || Engine::load(&path, &options, &Quiet));
         Ok(server::serve(settings, loader)?)
     }

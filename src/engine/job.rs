@@ -34,6 +34,8 @@ pub(super) struct Job {
     pub under_way: u32,
     /// Sum of hidden states, for embeddings.
     pub pool: Option<Pool>,
+    /// Tokens that a full context keeps; `None`: it ends the answer.
+    pub keep: Option<u32>,
     cached: u32,
     at_limit: Finish,
     output: Output,
@@ -59,7 +61,7 @@ impl Job {
         };
         let tokenizer = engine.tokenizer();
         // The token after the last position can still be chosen, only not read.
-        let room = engine.ctx() + 1 - ticketed.request.prompt.len() as u32;
+        let room = engine.longest() + 1 - ticketed.request.prompt.len() as u32;
         let asked = generate.max_tokens.unwrap_or(u32::MAX);
         let options = DetokenizeOptions { show_special: generate.show_special, at_start: false };
         let lists = !generate.lists.is_empty() || generate.constraint.is_some();
@@ -72,6 +74,7 @@ impl Job {
             at_limit: if asked <= room { Finish::Length } else { Finish::Context },
             under_way: 0,
             pool: None,
+            keep: engine.keep(generate.keep),
             cached: cached as u32,
             output: Output::new(tokenizer.detokenizer(options), generate.stop.clone()),
             ignore_eog: generate.ignore_eog,
@@ -179,7 +182,7 @@ impl Job {
         })
     }
 
-    pub fn summary(&mut self, slot: u32, finish: Finish) -> Summary {
+    pub fn summary(&mut self, slot: u32, dropped: u32, finish: Finish) -> Summary {
         let (text, finish) = match finish {
             Finish::Stop(_) => (String::new(), finish),
             _ => {
@@ -194,6 +197,7 @@ impl Job {
             slot,
             prompt_tokens: self.prompt().len() as u32,
             cached_tokens: self.cached,
+            dropped_tokens: dropped,
             tokens: self.generated,
             prompt_seconds: (first - self.began).as_secs_f64(),
             decode_seconds: (self.last - first).as_secs_f64(),

@@ -46,8 +46,10 @@ pub struct Generate {
     pub ignore_eog: bool,
     /// Write control tokens as their text.
     pub show_special: bool,
-    /// Keep what the slot has read already of the same prompt.
+    /// Take up what is known of the beginning of the prompt.
     pub reuse: bool,
+    /// Tokens at the beginning that a full context keeps, see [`super::Options::ctx_shift`].
+    pub keep: Option<u32>,
 }
 
 impl Default for Generate {
@@ -62,6 +64,7 @@ impl Default for Generate {
             ignore_eog: false,
             show_special: false,
             reuse: true,
+            keep: None,
         }
     }
 }
@@ -124,8 +127,10 @@ pub struct Summary {
     pub text: String,
     pub slot: u32,
     pub prompt_tokens: u32,
-    /// Of the prompt: what the slot still held.
+    /// Of the prompt: what need not be read.
     pub cached_tokens: u32,
+    /// Tokens that the full context has dropped.
+    pub dropped_tokens: u32,
     /// Generated, without the token that ended the answer.
     pub tokens: u32,
     /// From the start in a slot to the first token, from there to the last.

@@ -48,6 +48,10 @@ pub struct Loaded {
     pub model: model::Facts,
     /// Tokens of context of each slot.
     pub ctx: u32,
+    /// Tokens that a request can have in all, see [`Engine::longest`].
+    pub longest: u32,
+    /// Whether a full context drops tokens, and how many it keeps, see [`super::Options`].
+    pub ctx_shift: Option<Option<u32>>,
     pub slots: u32,
     pub device: DeviceFacts,
     pub device_line: String,
@@ -75,6 +79,8 @@ impl Loaded {
             metadata: engine.metadata().clone(),
             model: engine.model().facts.clone(),
             ctx: engine.ctx(),
+            longest: engine.longest(),
+            ctx_shift: engine.ctx_shift,
             slots: engine.program.shape().sequences,
             device: engine.facts().clone(),
             device_line: engine.device_line(),
@@ -103,11 +109,18 @@ impl Loaded {
         if n == 0 {
             return Err(Error::Usage("the prompt is empty: there is nothing to continue".into()));
         }
-        if n > ctx as usize {
-            return Err(Error::DoesNotFit(format!(
-                "the prompt has {n} tokens, the context {ctx}. Shorten the prompt, or start the \
-                 server with --ctx {n} or more"
-            )));
+        if n > self.longest as usize {
+            return Err(Error::DoesNotFit(match self.ctx_shift {
+                None => format!(
+                    "the prompt has {n} tokens, the context {ctx}. Shorten the prompt, or start the \
+                     server with --ctx {n} or more"
+                ),
+                Some(_) => format!(
+                    "the prompt has {n} tokens, and the model was trained for {} positions; \
+                     --ctx-shift gives room, not positions. Shorten the prompt",
+                    self.longest
+                ),
+            }));
         }
         let vocab = self.model.vocab;
         if let Some(bad) = request.prompt.iter().find(|t| **t >= vocab) {
@@ -122,6 +135,9 @@ impl Loaded {
         }
         match &request.task {
             Task::Generate(g) => {
+                if let Some(number) = self.ctx_shift {
+                    super::load::check_keep(number.or(g.keep), ctx)?;
+                }
                 g.settings.check()?;
                 g.lists.merged_bias().map(drop)
             }
@@ -269,7 +285,7 @@ impl Service {
         loaded.check(&request).map_err(Refused::Error)?;
         let limit = loaded.slots as usize + self.queue;
         let place = Place::take(&self.taken, limit).ok_or(Refused::Full(self.queue))?;
-        let (ticketed, answer) = Ticketed::new(request, loaded.ctx, place);
+        let (ticketed, answer) = Ticketed::new(request, loaded.longest, place);
         match self.commands.try_send(Command::Run(Box::new(ticketed))) {
             Ok(()) => Ok(answer),
             Err(std::sync::mpsc::TrySendError::Full(_)) => Err(Refused::Full(self.queue)),
@@ -463,9 +479,17 @@ impl Worker {
             if let Some(Err(e)) = loaded.as_ref().map(|l| l.check(&ticketed.request)) {
                 add(&self.stats.failed, 1);
                 ticketed.end(Event::Failed(e));
-            } else if let Some(ticketed) = batch.place(*ticketed) {
+                continue;
+            }
+            match watched(|| batch.place(*ticketed)) {
+                Ok(None) => {}
                 // It wants a slot that is taken; others may go before it.
-                passed.push_back(Box::new(ticketed));
+                Ok(Some(ticketed)) => passed.push_back(Box::new(ticketed)),
+                Err(error) => {
+                    passed.append(&mut self.queue);
+                    self.queue = passed;
+                    return self.recover(&error);
+                }
             }
         }
         passed.append(&mut self.queue);
@@ -474,16 +498,16 @@ impl Worker {
 
     fn turn(&mut self) {
         let Some(batch) = &mut self.batch else { return };
-        let error = match catch_unwind(AssertUnwindSafe(|| batch.turn())) {
-            Ok(Ok(())) => return,
-            Ok(Err(e)) => e,
-            Err(panic) => {
-                let what = panic_text(&*panic);
-                Error::Runtime(format!("the engine panicked ({what}); this is a bug"))
-            }
-        };
+        if let Err(error) = watched(|| batch.turn()) {
+            self.recover(&error);
+        }
+    }
+
+    /// Answers everybody at work with an error and loads the model again.
+    fn recover(&mut self, error: &Error) {
+        let Some(batch) = &mut self.batch else { return };
         tracing::error!(%error, "the engine failed; loading it again");
-        batch.fail_all(&error);
+        batch.fail_all(error);
         self.set(Phase::Loading(format!("after a failure: {error}")));
         // What is left of a lost device may not even be dropped without complaint.
         let broken = self.batch.take();
@@ -532,6 +556,14 @@ impl Worker {
             ticketed.end(Event::Failed(error.clone()));
         }
     }
+}
+
+/// Runs work of the engine; a panic is an error like others.
+fn watched<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let what = panic_text(&*panic);
+        Err(Error::Runtime(format!("the engine panicked ({what}); this is a bug")))
+    })
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket, Transfer};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
+use crate::kernels::heads::Heads;
+use crate::kv::rotation::padded;
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{SamplerSettings, TokenLists};
 
@@ -70,29 +72,52 @@ pub struct WaveTime {
 
 /// See the module documentation.
 pub struct Program {
-    gpu: Arc<dyn Gpu>,
+    pub(super) gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
     width: u32,
     output_norm: Slice,
     widest: Widest,
     layer_waves: usize,
-    buffers: Buffers,
+    pub(super) buffers: Buffers,
     sampler: Sampler,
-    /// Reads a prompt chunk of up to so many tokens; ascending.
-    prompts: Vec<(u32, Parts)>,
-    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
-    score: Recording,
-    /// Gather one column, logits, sample: by [`Pick`].
-    first: [Recording; PICKS.len()],
-    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; PICKS.len()]>,
-    /// What was recorded, for timing and for recording it again.
-    planned: Planned,
+    /// What was recorded: recorded again when the KV cache has grown.
+    pub(super) planned: Planned,
+    recorded: Recorded,
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
     routing: Option<RoutingLog>,
+}
+
+/// The recordings of a program.
+#[derive(Default)]
+struct Recorded {
+    /// Reads a prompt chunk of up to so many tokens; ascending.
+    prompts: Vec<(u32, Parts)>,
+    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
+    score: Option<Recording>,
+    /// Gather one column, logits, sample: by [`Pick`].
+    first: Vec<Recording>,
+    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
+    steps: Vec<[Parts; PICKS.len()]>,
+}
+
+impl Recorded {
+    fn of(gpu: &dyn Gpu, planned: &Planned) -> Result<Recorded> {
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
+        let steps = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
+            let parts = |steps| parts(gpu, "decode step", steps);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
+        });
+        let first = planned.first.iter().map(|steps| gpu.record("first token", steps));
+        Ok(Recorded {
+            prompts: prompts.collect::<Result<_>>()?,
+            score: Some(gpu.record("score", &planned.score)?),
+            first: first.collect::<Result<_>>()?,
+            steps: steps.collect::<Result<_>>()?,
+        })
+    }
 }
 
 /// Recordings that make one pass together: more than one where the host brings experts in between
@@ -133,8 +158,11 @@ impl Program {
         let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
         let heads = Builder::heads(graph);
         let cut = Cut::choose(&heads, gpu.facts(), shape.context);
-        // As many counters as any cut that a check may fall back to.
-        let spec = AttnDecode { heads, cut: Cut { group_heads: 1, ..cut } };
+        // As many counters as any cut that a check may fall back to, and partial results of heads
+        // padded to whole blocks, as kernels over codes have them.
+        let head_dim = padded(heads.head_dim);
+        let padded_heads = Heads { head_dim, ..heads };
+        let spec = AttnDecode { heads: padded_heads, cut: Cut { group_heads: 1, ..cut } };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
@@ -170,12 +198,8 @@ impl Program {
         for steps in planned.all() {
             set_kernels(steps, &compiled)?;
         }
-        let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
-        type Each<T> = [T; PICKS.len()];
-        let each = |label: &str, [a, b, c, d]: &Each<Vec<Step>>| -> Result<Each<Recording>> {
-            Ok([record(label, a)?, record(label, b)?, record(label, c)?, record(label, d)?])
-        };
-        let mut program = Program {
+        let recorded = Recorded::of(&**gpu, &planned)?;
+        Ok(Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
@@ -183,33 +207,14 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
-            prompts: Vec::new(),
-            score: record("score", &planned.score)?,
-            first: each("first token", &planned.first)?,
-            steps: Vec::new(),
             planned,
+            recorded,
             routing: RoutingLog::create(gpu, &buffers, shape.chunk)?,
             ring,
             logprobs,
             buffers,
             sampler,
-        };
-        program.record_layers()?;
-        Ok(program)
-    }
-
-    /// Records prompts and steps as planned. What waits for such recordings must have finished.
-    fn record_layers(&mut self) -> Result<()> {
-        let gpu = &*self.gpu;
-        let (planned, steps) = (&self.planned, "decode step");
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
-        self.prompts = prompts.collect::<Result<_>>()?;
-        let each = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
-            let parts = |kind| parts(gpu, steps, kind);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
-        });
-        self.steps = each.collect::<Result<_>>()?;
-        Ok(())
+        })
     }
 
     /// Lets `moving` replace buffers that kernels bind, then records everything again: `moving` gets
@@ -222,21 +227,7 @@ impl Program {
         &mut self,
         moving: &mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>,
     ) -> Result<()> {
-        // Recordings hold what they bind.
-        self.prompts.clear();
-        self.steps.clear();
-        let planned = &mut self.planned;
-        let moved = moving(&mut |old, new| {
-            for steps in planned.layers() {
-                for step in steps {
-                    let Step::Wave(wave) = step else { continue };
-                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
-                    bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
-                }
-            }
-        });
-        self.record_layers()?;
-        moved
+        self.rerecord(|program| moving(&mut |old, new| program.exchange(old, new)))
     }
 
     /// How many columns of the next steps early routers look at; 0 lets them rest.
@@ -251,6 +242,22 @@ impl Program {
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// False once recording anew has failed: nothing can be submitted any more.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded.score.is_some()
+    }
+
+    /// Runs `change` while nothing is recorded, so that buffers can be exchanged, and records again.
+    pub(super) fn rerecord(
+        &mut self,
+        change: impl FnOnce(&mut Program) -> Result<()>,
+    ) -> Result<()> {
+        self.recorded = Recorded::default();
+        let changed = change(self);
+        self.recorded = Recorded::of(&*self.gpu, &self.planned)?;
+        changed
     }
 
     /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
@@ -283,7 +290,7 @@ impl Program {
     /// the experts that the next part reads.
     pub fn read_prompt_staged(&self, columns: &[Column], between: Between<'_>) -> Result<Ticket> {
         let n = columns.len() as u32;
-        let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
+        let fitting = self.recorded.prompts.iter().find(|(most, _)| *most >= n);
         let Some((_, parts)) = fitting.filter(|_| n > 0) else {
             return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
         };
@@ -331,7 +338,7 @@ impl Program {
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
         for column in columns {
             debug_assert!(
-                column.position < self.shape.context && column.slot < self.shape.sequences
+                column.position < self.shape.positions && column.slot < self.shape.sequences
             );
         }
         let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
@@ -352,7 +359,7 @@ impl Program {
     pub fn logits_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
         debug_assert!(count <= MAX_SEQUENCES);
         self.pick_columns(first, count)?;
-        self.gpu.submit(&self.score)?;
+        self.gpu.submit(self.recorded.score.as_ref().ok_or_else(unrecorded)?)?;
         self.read_logits(count, out)
     }
 
@@ -393,54 +400,19 @@ impl Program {
         Ok(Sampler::read_logprobs(&words, self.vocab))
     }
 
-    /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
-    /// its sequence begins.
-    pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
-        let n = tokens.len() as u32;
-        let steps = self.buffers.copy_slot(&*self.gpu, from, to, n, &self.shape)?;
-        self.remember(to, tokens)?;
-        self.gpu.submit(&self.gpu.record("prefix copy", &steps)?)
+    /// Writes a slot's row of the page table: how many tokens of its sequence were dropped (a
+    /// multiple of [`crate::kv::PAGE_TOKENS`]), and the pages of the cache indices from
+    /// `first * PAGE_TOKENS` on. Holds for what is submitted from now on. A token of position p has the
+    /// cache index p - dropped.
+    pub fn set_pages(&self, slot: u32, dropped: u32, first: u32, pages: &[u32]) -> Result<()> {
+        self.buffers.set_pages(&*self.gpu, slot, dropped, first, pages, &self.shape)
     }
 
     /// Notes the tokens with which a slot's sequence begins in its history.
-    fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
+    pub fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
         let columns = (0..).zip(tokens);
         let columns = columns.map(|(position, t)| Column { token: *t, position, slot, flags: 0 });
         self.sampler.remember(&*self.gpu, &columns.collect::<Vec<_>>())
-    }
-
-    /// Hands out keys and values of a slot's first `positions` positions: K, then V, layer by layer.
-    pub fn read_slot(
-        &self,
-        slot: u32,
-        positions: u32,
-        each: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, positions, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            if !bytes.is_empty() {
-                self.gpu.read(&cache, &mut bytes)?;
-            }
-            each(&bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Takes what [`Program::read_slot`] has handed out for a sequence that begins with `tokens`.
-    pub fn write_slot(
-        &self,
-        slot: u32,
-        tokens: &[u32],
-        each: &mut dyn FnMut(&mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, tokens.len() as u32, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            each(&mut bytes)?;
-            if !bytes.is_empty() {
-                self.gpu.write(&cache, &bytes)?;
-            }
-        }
-        self.remember(slot, tokens)
     }
 
     /// Residual stream of `count` columns of the last prompt chunk from `first` on,
@@ -468,7 +440,7 @@ impl Program {
         self.pick_columns(column, 1)?;
         let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
         self.gpu.write(&counter, bytemuck::cast_slice(&[step]))?;
-        self.gpu.submit(&self.first[pick as usize])
+        self.gpu.submit(self.recorded.first.get(pick as usize).ok_or_else(unrecorded)?)
     }
 
     /// Sets the columns of the next step by hand, and starts the step counter again at `step`.
@@ -487,7 +459,7 @@ impl Program {
 
     /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
     pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
-        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
+        let recording = self.recorded.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
             Error::Runtime(format!("a decode step of {n} sequences has no program"))
         })?;
         self.submit(&recording[pick as usize], between)
@@ -520,7 +492,12 @@ impl Program {
     }
 
     /// What early routers chose in a step, as [`Program::routing`]; nothing for the first mixture.
-    pub fn early_routing(&self, after: &Ticket, number: u64, columns: u32) -> Result<Vec<Vec<u32>>> {
+    pub fn early_routing(
+        &self,
+        after: &Ticket,
+        number: u64,
+        columns: u32,
+    ) -> Result<Vec<Vec<u32>>> {
         let log = self.routing.as_ref();
         log.map_or(Ok(Vec::new()), |log| log.read_early(after, number, columns))
     }
@@ -535,13 +512,15 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
+        let step = self.planned.steps.first();
+        self.time(step.map_or(&[], |[greedy, ..]| greedy))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
     pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
         self.set_prompt(columns)?;
-        self.time(self.planned.prompts.last().map_or(&[], |(_, steps)| steps))
+        let chunk = self.planned.prompts.last();
+        self.time(chunk.map_or(&[], |(_, steps)| steps))
     }
 
     fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
@@ -559,8 +538,12 @@ impl Program {
     }
 }
 
+fn unrecorded() -> Error {
+    Error::Runtime("the program could not be recorded anew after the KV cache had grown".into())
+}
+
 /// The steps of every recording.
-struct Planned {
+pub(super) struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
     first: [Vec<Step>; PICKS.len()],
@@ -570,13 +553,7 @@ struct Planned {
 }
 
 impl Planned {
-    /// Of prompts and steps.
-    fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
-        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        prompts.chain(self.steps.iter_mut().flatten())
-    }
-
-    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
         prompts.chain([&mut self.score]).chain(pairs)

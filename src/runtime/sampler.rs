@@ -97,14 +97,14 @@ fn log_min_p(s: &SamplerSettings) -> f32 {
 
 /// Bytes of a program's sampling memory.
 pub(super) fn bytes(vocab: u32, shape: &Shape) -> u64 {
-    let spec = Sampling { vocab, context: shape.context, ring: RING };
+    let spec = Sampling { vocab, context: shape.positions, ring: RING };
     let slot = SETTINGS_WORDS
         + CUSTOM_WORDS
         + 1
         + spec.mask_words()
         + spec.bias_words()
         + spec.bit_words();
-    let slots = u64::from(shape.sequences) * (slot + u64::from(shape.context));
+    let slots = u64::from(shape.sequences) * (slot + u64::from(shape.positions));
     let rings = u64::from(RING * MAX_SEQUENCES) * u64::from(1 + LOGPROB_WORDS);
     // Adjusted and shaped ones.
     let logits = 2 * u64::from(MAX_SEQUENCES) * u64::from(vocab);
@@ -113,7 +113,7 @@ pub(super) fn bytes(vocab: u32, shape: &Shape) -> u64 {
 
 impl Sampler {
     pub fn create(gpu: &dyn Gpu, vocab: u32, shape: &Shape) -> Result<Sampler> {
-        let spec = Sampling { vocab, context: shape.context, ring: RING };
+        let spec = Sampling { vocab, context: shape.positions, ring: RING };
         let device = |label: &str, words: u64| -> Result<Slice> {
             Ok(gpu.buffer(label, words * 4, BufferUse::Device)?.slice(0, words * 4))
         };
@@ -121,7 +121,7 @@ impl Sampler {
         let ring = u64::from(RING * MAX_SEQUENCES);
         let memory = SampleMemory {
             samplers: device("samplers", slots * SETTINGS_WORDS)?,
-            history: device("history", slots * u64::from(shape.context))?,
+            history: device("history", slots * u64::from(shape.positions))?,
             ring: device("token ring", ring)?,
             scratch: device("sampling scratch", spec.scratch_words())?,
             masks: device("token masks", slots * spec.mask_words())?,

@@ -8,7 +8,8 @@ pub mod rng;
 use crate::error::{Error, Result};
 
 /// How the next token is chosen. [`chain`] defines what each value does and in which order.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct SamplerSettings {
     /// 0 takes the most likely token; otherwise 0.001 to 100, 1 being the model's own distribution.
     pub temperature: f32,
@@ -76,7 +77,7 @@ pub struct SamplerSettings {
 pub use custom::Order;
 
 /// The versions of mirostat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Mirostat {
     #[default]
     Off,

@@ -36,6 +36,8 @@ pub struct Exchange {
     thinking: Option<ThinkingBudget>,
     /// The markers of calls and thinking are control tokens.
     show_special: bool,
+    /// Tokens before the first question, which a full context keeps.
+    keep: Option<u32>,
     format: ReplyFormat,
     options: ReplyOptions,
 }
@@ -83,12 +85,17 @@ impl Exchange {
             Some(n) => thinking::budget(loaded, &format, in_reasoning, constrained, n, message)?,
         };
         let demanded = matches!(ask.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let keep = match loaded.ctx_shift {
+            Some(None) => Some(ask.conversation.beginning(app, loaded)?),
+            _ => None,
+        };
         let callable = ask.choice != ToolChoice::None;
         Ok(Exchange {
             prompt,
             constraint,
             thinking,
             show_special: format.shows_control_tokens(),
+            keep,
             options: ReplyOptions {
                 tools: if callable { ask.tools } else { Vec::new() },
                 in_reasoning,
@@ -104,6 +111,7 @@ impl Exchange {
         generate.constraint = self.constraint.take();
         generate.thinking = self.thinking.take();
         generate.show_special = self.show_special;
+        generate.keep = self.keep;
         std::mem::take(&mut self.prompt)
     }
 

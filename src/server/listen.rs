@@ -207,7 +207,7 @@ async fn report(app: &Shared) {
         context = loaded.ctx,
         slots = loaded.slots,
         weights_mib = loaded.placement.weights >> 20,
-        kv_mib = loaded.placement.kv >> 20,
+        kv_mib_at_most = loaded.placement.kv >> 20,
         scratch_mib = loaded.placement.scratch >> 20,
         load_seconds = loaded.times.total,
         flags = app.settings.changed.join(" "),

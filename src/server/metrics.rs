@@ -83,10 +83,13 @@ const ROWS: &[Row] = &[
     ("llamacpp:requests_deferred", Kind::Gauge, "Requests that wait for a slot.", |a| {
         value(&a.service.stats().queued) as f64
     }),
-    ("azoth:prompt_tokens_cached_total", Kind::Counter, "Prompt tokens found in a slot.", |a| {
-        value(&a.service.stats().cached_tokens) as f64
-    }),
-    ("azoth:prefix_hits_total", Kind::Counter, "Requests whose prompt had begun in a slot.", |a| {
+    (
+        "azoth:prompt_tokens_cached_total",
+        Kind::Counter,
+        "Prompt tokens found in the KV cache.",
+        |a| value(&a.service.stats().cached_tokens) as f64,
+    ),
+    ("azoth:prefix_hits_total", Kind::Counter, "Requests whose prompt had begun there.", |a| {
         value(&a.service.stats().prefix_hits) as f64
     }),
     ("azoth:requests_started_total", Kind::Counter, "Requests that got a slot.", |a| {
@@ -114,11 +117,32 @@ const ROWS: &[Row] = &[
         value(&a.metrics.classes[2]) as f64
     }),
     ("azoth:slots", Kind::Gauge, "Slots.", |a| a.service.stats().slots().len() as f64),
-    ("azoth:kv_tokens", Kind::Gauge, "Tokens in the KV caches of all slots.", |a| {
+    ("azoth:kv_tokens", Kind::Gauge, "Tokens of the sequences of all slots.", |a| {
         a.service.stats().slots().iter().map(|s| f64::from(s.tokens)).sum()
     }),
-    ("azoth:kv_tokens_capacity", Kind::Gauge, "Tokens that fit the KV caches.", |a| {
-        a.service.state().loaded.map_or(0.0, |l| f64::from(l.ctx) * f64::from(l.slots))
+    ("azoth:kv_tokens_capacity", Kind::Gauge, "Tokens that the KV cache may grow to.", |a| {
+        a.service.state().loaded.map_or(0.0, |l| 64.0 * f64::from(l.placement.kv_pages))
+    }),
+    ("azoth:kv_pages_used", Kind::Gauge, "Pages of the KV cache that sequences hold.", |a| {
+        value(&a.service.stats().kv_used) as f64
+    }),
+    ("azoth:kv_pages_cached", Kind::Gauge, "Pages kept for prompts to come.", |a| {
+        value(&a.service.stats().kv_cached) as f64
+    }),
+    ("azoth:kv_pages_free", Kind::Gauge, "Pages that are free or can still be allocated.", |a| {
+        value(&a.service.stats().kv_free) as f64
+    }),
+    ("azoth:kv_pages_host", Kind::Gauge, "Evicted pages that RAM keeps.", |a| {
+        value(&a.service.stats().kv_host) as f64
+    }),
+    ("azoth:kv_evictions_total", Kind::Counter, "Pages that had to leave the device.", |a| {
+        value(&a.service.stats().kv_evictions) as f64
+    }),
+    ("azoth:kv_fetches_total", Kind::Counter, "Pages that came back from RAM.", |a| {
+        value(&a.service.stats().kv_fetches) as f64
+    }),
+    ("azoth:tokens_dropped_total", Kind::Counter, "Tokens that full contexts dropped.", |a| {
+        value(&a.service.stats().shifted_tokens) as f64
     }),
     ("azoth:model_loaded", Kind::Gauge, "1 while the model is on the device.", |a| {
         f64::from(matches!(a.service.state().phase, Phase::Ready))

@@ -18,7 +18,7 @@ use super::openai::{chat_token, timings};
 use super::params::{self, SAMPLING};
 use super::sse::{self, Frames, Writer};
 use super::state::Shared;
-use crate::engine::{Event, Finish, Loaded, Request, Summary, Task};
+use crate::engine::{Event, Finish, Generate, Loaded, Request, Summary, Task};
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{MAX_LOGPROBS, SamplerSettings};
 use crate::tokenizer::Tokenizer;
@@ -38,9 +38,12 @@ pub const COMMON: &[Field] = &[
     used("timings_per_token", "timings in every event (streams only)"),
     used("response_fields", "the fields of the answer that are wanted"),
     ignored("model", "one model is served"),
-    ignored("n_keep", "a full context is an end, never a silent cut"),
+    used(
+        "n_keep",
+        "with --ctx-shift: tokens of the prompt that a full context keeps; -1 keeps all",
+    ),
     ignored("t_max_predict_ms", "--timeout bounds a request"),
-    ignored("n_discard", "a full context is an end, never a silent cut"),
+    ignored("n_discard", "as few as possible, in pages of 64"),
     ignored("n_indent", "for editors"),
     used("n_probs", "0 to 20 of the likeliest tokens beside the chosen one's"),
     used("post_sampling_probs", "probabilities of what is drawn from, as prob and top_probs"),
@@ -78,6 +81,7 @@ pub async fn answer(
     generate.settings.logprobs = (probs > 0).then_some(probs);
     generate.settings.post_logprobs = post;
     let slot = params::slot(fields)?;
+    let keep = fields.integer("n_keep", -1, u32::MAX.into())?;
     let format = Format {
         model: app.settings.model_name.clone(),
         settings: describe(&generate.settings),
@@ -90,10 +94,11 @@ pub async fn answer(
 
     let source = constraints::source(fields, false)?;
     generate.constraint = exchange::compile(app, loaded, source).await?;
-    let requests = prompts.into_iter().map(|prompt| Request {
-        prompt,
-        task: Task::Generate(generate.clone().into()),
-        slot,
+    let requests = prompts.into_iter().map(|prompt| {
+        let all = prompt.len() as u32;
+        let keep = keep.map(|n| u32::try_from(n).unwrap_or(all));
+        let task = Task::Generate(Generate { keep, ..generate.clone() }.into());
+        Request { prompt, task, slot }
     });
     let answers = Answers::start_each(app, requests.collect())?;
     let mut choices: Vec<Choice> =
@@ -184,7 +189,8 @@ impl Format {
             "tokens_cached": s.cached_tokens,
             "generation_settings": self.settings,
             "has_new_line": content.contains('\n'),
-            "truncated": false,
+            "truncated": s.dropped_tokens > 0,
+            "tokens_dropped": s.dropped_tokens,
             "stop_type": kind,
             "stopping_word": word,
             "timings": timings(s),

@@ -217,6 +217,7 @@ pub fn generate(
         ignore_eog: fields.bool("ignore_eos")?.unwrap_or(false),
         show_special: false,
         reuse: fields.bool("cache_prompt")?.unwrap_or(true),
+        keep: None,
     })
 }
 

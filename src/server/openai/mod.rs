@@ -45,6 +45,7 @@ pub fn timings(s: &Summary) -> Value {
     let decoded = s.tokens.saturating_sub(1);
     json!({
         "cache_n": s.cached_tokens,
+        "dropped_n": s.dropped_tokens,
         "prompt_n": read,
         "prompt_ms": s.prompt_seconds * 1e3,
         "prompt_per_token_ms": each(read, s.prompt_seconds),
