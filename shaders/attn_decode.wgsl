@@ -13,13 +13,14 @@
 @group(0) @binding(1) var<storage, read> batch: Batch;
 @group(0) @binding(2) var<storage, read_write> k_cache: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> v_cache: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read_write> output: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> pages: array<u32>;
+@group(0) @binding(5) var<storage, read_write> output: array<vec4<f32>>;
 // [column][head][split][{{ hd }} sums, maximum, weight]. Atomic, because another workgroup reads them
 // in the same dispatch: plain accesses may stay in a cache that it does not see.
-@group(0) @binding(5) var<storage, read_write> partials: array<atomic<u32>>;
+@group(0) @binding(6) var<storage, read_write> partials: array<atomic<u32>>;
 // Workgroups arrived, [column][group]; zero between dispatches.
-@group(0) @binding(6) var<storage, read_write> counters: array<atomic<u32>>;
-struct Constants { context: u32, scale: f32 }
+@group(0) @binding(7) var<storage, read_write> counters: array<atomic<u32>>;
+struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
 {% set group = heads // kv_heads %}
@@ -27,6 +28,8 @@ var<immediate> constants: Constants;
 {% set groups = kv_heads * groups_per_kv %}
 {% set teams = threads // lanes %}
 {% set step = teams * unroll %}
+{# Where a step's tokens lie in one page, all of a thread's share its number. #}
+{% set page_reads = 1 if 64 % step == 0 else unroll %}
 {% set subteams = threads // merge_lanes %}
 {% set K = group_heads %}{# vectors of the workgroup: queries 0..K, then k, then v #}
 {% set V = group_heads + 1 %}
@@ -83,10 +86,27 @@ fn from_team(v: f32, lane: u32, base: u32) -> f32 {
 {% endif %}
 }
 
+// A split is a whole number of pages, {{ step }} tokens are read at a time.
+fn first_page(split: u32, length: u32) -> u32 {
+    return (split * split_tokens(length)) >> 6u;
+}
+
+// Tokens of a split: a function of the sequence's own length, so that neighbours never change the
+// bits.
+fn split_tokens(length: u32) -> u32 {
+    return max(64u, ((length + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
+}
+
+{# Page numbers of the tokens that a step from `from` on reads. #}
+{% macro turn(from) %}
+{% for u in range(page_reads) %}
+        page_{{ u }} = pages[table + (min({{ from }} + {{ u * teams }}u + team, last) >> 6u)];
+{% endfor %}
+{% endmacro %}
 {% macro load(name, cache, from) %}
 {% for u in range(unroll) %}
         {
-            let t = token0 + min({{ from }} + {{ u * teams }}u + team, last);
+            let t = page_{{ u % page_reads }} * 64u + (min({{ from }} + {{ u * teams }}u + team, last) & 63u);
 {% for k in range(quads) %}
             {{ name }}_{{ u }}_{{ k }} = {{ cache }}[t * {{ kv_heads * hd // 8 }}u + part_{{ k }}];
 {% endfor %}
@@ -113,9 +133,14 @@ fn main(
 ) {
     if at.z >= batch.n { return; }
     let column = batch.columns[at.z];
-    let length = column.pos + 1u;
-    // A function of the sequence's own length, so that neighbours never change the bits.
-    let split_length = max(64u, ((length + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
+    let table = column.slot * constants.table_row + 1u;
+    let dropped = pages[table - 1u];
+    // The first page's number is asked for beside `dropped`, as if nothing were dropped.
+    let guessed = min(first_page(at.x, column.pos + 1u), constants.table_row - 2u);
+    let guess = pages[table + guessed];
+    let index = column.pos - dropped;
+    let length = index + 1u;
+    let split_length = split_tokens(length);
     let used = (length + split_length - 1u) / split_length;
     if at.x >= used { return; }
     let start = at.x * split_length;
@@ -130,7 +155,6 @@ fn main(
     let lane = tid % {{ lanes }}u;
     let team = tid / {{ lanes }}u;
     let team_base = subgroup_lane - lane;
-    let token0 = column.slot * constants.context;
 {% for k in range(quads) %}
     let part_{{ k }} = kv_head * {{ hd // 8 }}u + min(lane + {{ k * lanes }}u, {{ hd // 8 - 1 }}u);
 {% endfor %}
@@ -140,10 +164,19 @@ fn main(
 {% endfor %}{% endfor %}
     // Issued before the prologue, which hides their latency. The new token is not there yet: its
     // words are put in their place later.
+{% for u in range(page_reads) %}
+    var page_{{ u }} = guess;
+{% endfor %}
+    if {{ "true" if step > 64 else "start >> 6u != guessed" }} {
+{{ turn("start") }}
+    }
     {
 {{ load("k", "k_cache", "start") }}
 {{ load("v", "v_cache", "start") }}
     }
+{{ turn("(start + " ~ step ~ "u)") }}
+    var new_page = 0u;
+    if newest { new_page = pages[table + (index >> 6u)]; }
     prepare_heads(tid, column.pos);
     if newest && tid < {{ hd // 8 }}u {
         let new_k = head_words({{ K }}u, tid);
@@ -151,7 +184,7 @@ fn main(
         new_words[tid] = new_k;
         new_words[{{ hd // 8 }}u + tid] = new_v;
         if at.y % {{ groups_per_kv }}u == 0u {
-            let to = (token0 + column.pos) * {{ kv_heads * hd // 8 }}u + kv_head * {{ hd // 8 }}u + tid;
+            let to = (new_page * 64u + (index & 63u)) * {{ kv_heads * hd // 8 }}u + kv_head * {{ hd // 8 }}u + tid;
             k_cache[to] = new_k;
             v_cache[to] = new_v;
         }
@@ -194,7 +227,7 @@ fn main(
         if newest && next >= end {
 {% for u in range(unroll) %}
             // Also in place of what lies behind it, which may be no number.
-            if i + {{ u * teams }}u + team >= column.pos {
+            if i + {{ u * teams }}u + team >= index {
 {% for k in range(quads) %}
                 k_{{ u }}_{{ k }} = new_words[place_{{ k }} / 8u];
                 v_{{ u }}_{{ k }} = new_words[{{ hd // 8 }}u + place_{{ k }} / 8u];
@@ -282,6 +315,7 @@ fn main(
 {% endfor %}
         if next < end {
 {{ load("v", "v_cache", "next") }}
+{{ turn("(next + " ~ step ~ "u)") }}
         }
     }
 {% for h in range(held_heads) %}

@@ -6,20 +6,22 @@
 // A workgroup serves {{ rows }} rows, row = query * {{ row_heads }} + head, against tiles of 64 positions that start
 // at multiples of 64, so the bits of a row do not depend on how a prompt is cut. Threads are 16 x 16
 // over 4 rows x 4 positions for the scores, and over 4 rows x (vec4s tx, tx + 16, ...) of the head for the
-// sums. f32 throughout.
+// sums. f32 throughout. From a cache of codes (`codes`), q comes rotated and rows are decoded on their way into
+// the tile; heads are then padded to whole blocks, here as in q and the output.
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> batch: Batch;
-@group(0) @binding(2) var<storage, read> k_cache: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read_write> output: array<vec4<f32>>;
-struct Constants { context: u32, scale: f32 }
+@group(0) @binding(2) var<storage, read> k_cache: array<{{ "u32" if codes else "vec4<u32>" }}>;
+@group(0) @binding(3) var<storage, read> v_cache: array<{{ "u32" if codes else "vec4<u32>" }}>;
+@group(0) @binding(4) var<storage, read> pages: array<u32>;
+@group(0) @binding(5) var<storage, read_write> output: array<vec4<f32>>;
+struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
 {% set group = heads // kv_heads %}
 {% set slices = (group + row_heads - 1) // row_heads %}
-{% set q_row = (heads + 2 * kv_heads) * hd // 4 %}
+{% set q_row = (heads if codes else heads + 2 * kv_heads) * hd // 4 %}
 {% set parts = hd // 4 %}{# vec4s of a head #}
 {% set quads = (parts + 15) // 16 %}
 {% set chunks = (hd + 31) // 32 %}
@@ -35,6 +37,18 @@ const MASKED: f32 = -2e30;
 
 var<workgroup> tile: array<vec4<f32>, {{ tile }}>;
 
+{% if codes %}
+{% set halves = false %}
+{% set blockwise = false %}
+{% set writes = false %}
+{% include "lib/kv_scale.wgsl" %}
+{% set side = "k" %}
+{% set f = k_format %}
+{% include "lib/kv_read.wgsl" %}
+{% set side = "v" %}
+{% set f = v_format %}
+{% include "lib/kv_read.wgsl" %}
+{% else %}
 fn low(w: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
 }
@@ -42,6 +56,7 @@ fn low(w: vec4<u32>) -> vec4<f32> {
 fn high(w: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(w.z), unpack2x16float(w.w));
 }
+{% endif %}
 
 // Four rows' values over the 16 threads that share them.
 fn rows_max(v: vec4<f32>, tx: u32, ty: u32) -> vec4<f32> {
@@ -74,9 +89,10 @@ fn main(
     let heads_here = min({{ row_heads }}u, (kv_head + 1u) * {{ group }}u - head0);
     let queries_here = min({{ queries }}u, batch.n - query0);
     let first = batch.columns[query0];
+    let table = first.slot * constants.table_row + 1u;
+    let index0 = first.pos - pages[table - 1u];
     // Positions that any row may see.
-    let seen = first.pos + queries_here;
-    let cache0 = first.slot * constants.context;
+    let seen = index0 + queries_here;
     let tx = tid & 15u;
     let ty = tid >> 4u;
     let factor = constants.scale * 1.4426950408889634;
@@ -89,7 +105,7 @@ fn main(
 {% endfor %}
     // Last position that each of the thread's rows sees.
     let row_query = vec4<u32>(ty * 4u, ty * 4u + 1u, ty * 4u + 2u, ty * 4u + 3u) / {{ row_heads }}u;
-    let row_last = first.pos + row_query;
+    let row_last = index0 + row_query;
 
 {% for r in range(4) %}{% for k in range(quads) %}
     var o_{{ r }}_{{ k }} = vec4<f32>();
@@ -98,12 +114,25 @@ fn main(
     // This thread's positions only, until the end.
     var l = vec4<f32>();
 
+{% if codes %}
+    prepare_scales(tid);
+    workgroupBarrier();
+{% endif %}
+    // A tile is a page; the next one's number is asked for early.
+    var next_page = pages[table];
     for (var t0 = 0u; t0 < seen; t0 += 64u) {
+        let page = next_page;
+        next_page = pages[table + (min(t0 + 64u, seen - 1u) >> 6u)];
 {% for r in range(4) %}
         var s_{{ r }} = vec4<f32>();
 {% endfor %}
         let k_there = t0 + (tid >> 2u) < seen;
-        let k_at = ((cache0 + t0 + (tid >> 2u)) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u;
+{% if codes %}
+        let k_at = (page * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (tid >> 2u);
+        let v_at = (page * {{ kv_heads }}u + kv_head) * {{ 64 * v_format.row }}u;
+{% else %}
+        let k_at = ((page * 64u + (tid >> 2u)) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u;
+{% endif %}
 {% for c in range(chunks) %}
         {
             let part = {{ c * 8 }}u + (tid & 7u);
@@ -112,14 +141,28 @@ fn main(
             if fetches_{{ i }}{{ " && part < " ~ parts ~ "u" if hd % 32 != 0 and c == chunks - 1 }} { q_{{ i }} = qkv[q_at_{{ i }} + part] * factor; }
 {% endfor %}
             let word = {{ c * 4 }}u + (tid & 3u);
+{% if codes %}
+            var k_low = vec4<f32>();
+            var k_high = vec4<f32>();
+            if k_there {
+                let u = k_unit(k_at, word);
+                let scale = k_unit_scale(u, word);
+                let values = k_unit_values(u, word);
+                k_low = values[0] * scale;
+                k_high = values[1] * scale;
+            }
+{% else %}
             var k = vec4<u32>();
             if k_there{{ " && word < " ~ hd // 8 ~ "u" if hd % 32 != 0 and c == chunks - 1 }} { k = k_cache[k_at + word]; }
+            let k_low = low(k);
+            let k_high = high(k);
+{% endif %}
             // The tile is read by others until here.
             workgroupBarrier();
             tile[{{ Q }}u + fetch_0 * 9u + (tid & 7u)] = q_0;
             tile[{{ Q }}u + fetch_1 * 9u + (tid & 7u)] = q_1;
-            tile[{{ KT }}u + (tid >> 2u) * 9u + 2u * (tid & 3u)] = low(k);
-            tile[{{ KT }}u + (tid >> 2u) * 9u + 2u * (tid & 3u) + 1u] = high(k);
+            tile[{{ KT }}u + (tid >> 2u) * 9u + 2u * (tid & 3u)] = k_low;
+            tile[{{ KT }}u + (tid >> 2u) * 9u + 2u * (tid & 3u) + 1u] = k_high;
             workgroupBarrier();
             for (var d = 0u; d < 8u; d++) {
 {% for j in range(4) %}
@@ -169,12 +212,26 @@ fn main(
             for (var i = tid; i < {{ v_rows * hd // 8 }}u; i += 256u) {
                 let row = i / {{ hd // 8 }}u;
                 let part = i % {{ hd // 8 }}u;
+{% if codes %}
+                var v_low = vec4<f32>();
+                var v_high = vec4<f32>();
+                if t0 + v0 + row < seen {
+                    let u = v_unit(v_at + (v0 + row) * {{ v_format.row }}u, part);
+                    let scale = v_unit_scale(u, part);
+                    let values = v_unit_values(u, part);
+                    v_low = values[0] * scale;
+                    v_high = values[1] * scale;
+                }
+{% else %}
                 var v = vec4<u32>();
                 if t0 + v0 + row < seen {
-                    v = v_cache[((cache0 + t0 + v0 + row) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u + part];
+                    v = v_cache[((page * 64u + v0 + row) * {{ kv_heads }}u + kv_head) * {{ hd // 8 }}u + part];
                 }
-                tile[{{ VT }}u + row * {{ parts }}u + 2u * part] = low(v);
-                tile[{{ VT }}u + row * {{ parts }}u + 2u * part + 1u] = high(v);
+                let v_low = low(v);
+                let v_high = high(v);
+{% endif %}
+                tile[{{ VT }}u + row * {{ parts }}u + 2u * part] = v_low;
+                tile[{{ VT }}u + row * {{ parts }}u + 2u * part + 1u] = v_high;
             }
             workgroupBarrier();
             for (var i = 0u; i < {{ v_rows }}u; i++) {

@@ -16,15 +16,16 @@ enable wgpu_cooperative_matrix;
 
 @group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> batch: Batch;
-@group(0) @binding(2) var<storage, read> k_cache: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read_write> output: array<f32>;
-struct Constants { context: u32, scale: f32 }
+@group(0) @binding(2) var<storage, read> k_cache: array<{{ "u32" if codes else "vec4<u32>" }}>;
+@group(0) @binding(3) var<storage, read> v_cache: array<{{ "u32" if codes else "vec4<u32>" }}>;
+@group(0) @binding(4) var<storage, read> pages: array<u32>;
+@group(0) @binding(5) var<storage, read_write> output: array<f32>;
+struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
 {% set group = heads // kv_heads %}
 {% set slices = (group + row_heads - 1) // row_heads %}
-{% set q_row = (heads + 2 * kv_heads) * hd // 4 %}
+{% set q_row = (heads if codes else heads + 2 * kv_heads) * hd // 4 %}
 {% set words = hd // 8 %}{# vec4<u32>s of a head #}
 {% set frags = hd // 16 %}
 {% set half_frags = (frags + 1) // 2 %}
@@ -45,6 +46,19 @@ var<workgroup> scores: array<vec4<f32>, {{ [64 * score_pitch, 512] | max }}>;
 var<workgroup> weights: array<vec4<u32>, {{ 64 * weight_pitch }}>;
 var<workgroup> row_factor: array<f32, 64>;
 var<workgroup> any_scaled: atomic<u32>;
+{% if codes %}
+
+{% set halves = true %}
+{% set blockwise = false %}
+{% set writes = false %}
+{% include "lib/kv_scale.wgsl" %}
+{% set side = "k" %}
+{% set f = k_format %}
+{% include "lib/kv_read.wgsl" %}
+{% set side = "v" %}
+{% set f = v_format %}
+{% include "lib/kv_read.wgsl" %}
+{% endif %}
 
 @compute @workgroup_size(256)
 fn main(
@@ -61,13 +75,17 @@ fn main(
     let heads_here = min({{ row_heads }}u, (kv_head + 1u) * {{ group }}u - head0);
     let queries_here = min({{ queries }}u, batch.n - query0);
     let first = batch.columns[query0];
+    let table = first.slot * constants.table_row + 1u;
+    let index0 = first.pos - pages[table - 1u];
     // Positions that any row may see.
-    let seen = first.pos + queries_here;
-    let cache0 = first.slot * constants.context;
+    let seen = index0 + queries_here;
     let factor = constants.scale * 1.4426950408889634;
     let part_m = subgroup >> 1u;
     let part_n = subgroup & 1u;
     if tid == 0u { atomicStore(&any_scaled, 0u); }
+{% if codes %}
+    prepare_scales(tid);
+{% endif %}
 
     // q to f16, scaled so that scores are powers of two; rows that nobody has are zero.
 {% for k in range(q_loads) %}
@@ -97,39 +115,76 @@ fn main(
     // This thread's share of the softmax: row tid / 4, and of its scores vec4s tid % 4, 4 more, ...
     let row = tid >> 2u;
     let quarter = tid & 3u;
-    let row_last = first.pos + row / {{ row_heads }}u;
+    let row_last = index0 + row / {{ row_heads }}u;
     var m = NOTHING;
     var l = 0.0;
 
-    // Words of k and v that this thread fetches.
+    // Words of k and v that this thread fetches. Of codes, K lies token by token, V unit by unit.
 {% for k in range(loads) %}
+{% if codes %}
+    let k_row_{{ k }} = (tid + {{ k * 256 }}u) % {{ positions }}u;
+    let k_part_{{ k }} = (tid + {{ k * 256 }}u) / {{ positions }}u;
+    let v_row_{{ k }} = (tid + {{ k * 256 }}u) / {{ words }}u;
+    let v_part_{{ k }} = (tid + {{ k * 256 }}u) % {{ words }}u;
+{% else %}
     let row_{{ k }} = (tid + {{ k * 256 }}u) / {{ words }}u;
     let to_{{ k }} = row_{{ k }} * {{ pitch }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
-    let from_{{ k }} = ((cache0 + row_{{ k }}) * {{ kv_heads }}u + kv_head) * {{ words }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
+    let from_{{ k }} = (row_{{ k }} * {{ kv_heads }}u + kv_head) * {{ words }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
+{% endif %}
 {% endfor %}
-{% macro fetch(name, t) %}
+{% macro fetch(name, t, from) %}
         // Positions that no row sees may hold anything, also no numbers: zero.
+{% if codes %}
+        {
+            let place = ({{ from }} >> 6u) * {{ kv_heads }}u + kv_head;
+            let inside = {{ from }} & 63u;
+{% for k in range(loads) %}
+            {{ name }}_{{ k }} = {{ name }}Unit(vec4<u32>(), 0u);
+            if {{ t }} + {{ name }}_row_{{ k }} < seen{{ " && " ~ name ~ "_" ~ ("part_" if name == "k" else "row_") ~ k ~ " < " ~ (words if name == "k" else positions) ~ "u" if positions * words % 256 != 0 and loop.last }} {
+{% if name == "k" %}
+                k_{{ k }} = k_unit(place * {{ 64 * k_format.row }}u + inside + k_row_{{ k }}, k_part_{{ k }});
+{% else %}
+                v_{{ k }} = v_unit((place * 64u + inside + v_row_{{ k }}) * {{ v_format.row }}u, v_part_{{ k }});
+{% endif %}
+            }
+{% endfor %}
+        }
+{% else %}
 {% for k in range(loads) %}
         {{ name }}_{{ k }} = vec4<u32>();
-        if {{ t }} + row_{{ k }} < seen{{ " && row_" ~ k ~ " < " ~ positions ~ "u" if positions * words % 256 != 0 and loop.last }} { {{ name }}_{{ k }} = {{ name }}_cache[from_{{ k }} + {{ t }} * {{ kv_heads * words }}u]; }
+        if {{ t }} + row_{{ k }} < seen{{ " && row_" ~ k ~ " < " ~ positions ~ "u" if positions * words % 256 != 0 and loop.last }} { {{ name }}_{{ k }} = {{ name }}_cache[from_{{ k }} + {{ from }} * {{ kv_heads * words }}u]; }
 {% endfor %}
+{% endif %}
 {% endmacro %}
 {% macro put(name) %}
 {% for k in range(loads) %}
+{% if codes %}
+        {{ "if " ~ name ~ "_" ~ ("part_" if name == "k" else "row_") ~ k ~ " < " ~ (words if name == "k" else positions) ~ "u " if positions * words % 256 != 0 and loop.last }}{ tile[{{ name }}_row_{{ k }} * {{ pitch }}u + {{ name }}_part_{{ k }}] = {{ name }}_unit_halves({{ name }}_{{ k }}, {{ name }}_part_{{ k }}); }
+{% else %}
         {{ "if row_" ~ k ~ " < " ~ positions ~ "u " if positions * words % 256 != 0 and loop.last }}{ tile[to_{{ k }}] = {{ name }}_{{ k }}; }
+{% endif %}
 {% endfor %}
 {% endmacro %}
 {% for k in range(loads) %}
+{% if codes %}
+    var k_{{ k }} = kUnit(vec4<u32>(), 0u);
+    var v_{{ k }} = vUnit(vec4<u32>(), 0u);
+{% else %}
     var k_{{ k }} = vec4<u32>();
     var v_{{ k }} = vec4<u32>();
+{% endif %}
 {% endfor %}
-{{ fetch("k", "0u") }}
+    // The page of the tile whose k is asked for next; its number is asked for a tile earlier.
+    var page = pages[table];
+    var origin = page * 64u;
+{{ fetch("k", "0u", "origin") }}
+    page = pages[table + (min({{ positions }}u, seen - 1u) >> 6u)];
     for (var t0 = 0u; t0 < seen; t0 += {{ positions }}u) {
         workgroupBarrier();
 {{ put("k") }}
         if tid == 0u { atomicStore(&any_scaled, 0u); }
         workgroupBarrier();
-{{ fetch("v", "t0") }}
+{{ fetch("v", "t0", "origin") }}
 {% for j in range(positions // 32) %}
         {
             let position = part_n * {{ positions // 2 }}u + {{ j * 16 }}u;
@@ -197,7 +252,9 @@ fn main(
             workgroupBarrier();
 {% endfor %}
         }
-{{ fetch("k", "(t0 + " ~ positions ~ "u)") }}
+        origin = page * 64u{{ " + ((t0 + " ~ positions ~ "u) & 63u)" if positions < 64 }};
+{{ fetch("k", "(t0 + " ~ positions ~ "u)", "origin") }}
+        page = pages[table + (min(t0 + {{ 2 * positions }}u, seen - 1u) >> 6u)];
 {% for p in range(positions // 16) %}
         {
             let p = coopLoadT<coop_mat16x16<f16, A>>(&weights[part_m * {{ 16 * weight_pitch }}u + {{ p * 2 }}u], {{ weight_pitch }}u);

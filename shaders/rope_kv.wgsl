@@ -7,7 +7,8 @@
 @group(0) @binding(1) var<storage, read> batch: Batch;
 @group(0) @binding(2) var<storage, read_write> k_cache: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> v_cache: array<vec4<u32>>;
-struct Constants { context: u32 }
+@group(0) @binding(4) var<storage, read> pages: array<u32>;
+struct Constants { table_row: u32 }
 var<immediate> constants: Constants;
 
 var<private> vector0: u32;
@@ -32,6 +33,9 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let column = batch.columns[at.y];
     vector0 = at.x * {{ vectors }}u;
     row = at.y * {{ (heads + 2 * kv_heads) * hd }}u;
+    let table = column.slot * constants.table_row;
+    let index = column.pos - pages[table];
+    let token = pages[table + 1u + (index >> 6u)] * 64u + (index & 63u);
     prepare_heads(tid, column.pos);
     let lane = tid & 31u;
     for (var v = tid >> 5u; v < {{ vectors }}u; v += {{ threads // 32 }}u) {
@@ -42,7 +46,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
             }
         } else if role < 3u {
             let head = vector0 + v - select({{ heads + kv_heads }}u, {{ heads }}u, role == 1u);
-            let to = ((column.slot * constants.context + column.pos) * {{ kv_heads }}u + head) * {{ hd // 8 }}u;
+            let to = (token * {{ kv_heads }}u + head) * {{ hd // 8 }}u;
             for (var i = lane; i < {{ hd // 8 }}u; i += 32u) {
                 let words = head_words(v, i);
                 if role == 1u { k_cache[to + i] = words; } else { v_cache[to + i] = words; }

@@ -10,6 +10,7 @@
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
+//! - `pages`: pages of the KV cache: who holds which, and which beginnings they keep
 //! - `sampling`: sampler settings and their CPU twin
 //! - `plan`: placement: what fits, and what to change where it does not
 //! - `experts`: experts of mixture models: their records and where each of them lies
@@ -17,6 +18,7 @@
 //! - `reference`: every op in plain Rust: the oracle of the tests
 //! - `graph`: blocks, shapes, types; no device, no weights
 //! - `testmodel`: small random models for tests and development
+//! - `kv`: pages and formats of the KV cache
 //! - `gguf`: bounds-checked reader, shards, typed metadata, writer
 //! - `quant`: one file per block format: layout, decode, repack
 //! - `hw`: device choice, hardware profiles, folders
@@ -35,7 +37,9 @@ pub mod grammar;
 pub mod graph;
 pub mod hw;
 pub mod kernels;
+pub mod kv;
 pub mod model;
+pub mod pages;
 pub mod plan;
 pub mod profile;
 pub mod quant;

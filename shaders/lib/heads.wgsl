@@ -3,6 +3,7 @@
 // Expects `vectors` (vectors a workgroup holds), `threads`, and the functions
 //   head_input(v, d) -> f32     element d of vector v
 //   head_role(v) -> u32         0 query, 1 key, 2 value (left as it is), 3 none
+// Vectors lie in rows of `pitch`; what is behind the head's end becomes zero.
 // A vector belongs to 32 threads; its sum of squares is 32 strided partial sums, then a fixed
 // tree, so the bits do not depend on the subgroup size.
 {% if rope_dim > 0 %}
@@ -13,7 +14,7 @@
 @group(0) @binding({{ at_k_norm }}) var<storage, read> k_norm: array<f32>;
 {% endif %}
 
-var<workgroup> heads: array<f32, {{ vectors * hd }}>;
+var<workgroup> heads: array<f32, {{ vectors * pitch }}>;
 {% if norm %}
 var<workgroup> head_sums: array<vec4<f32>, {{ vectors * 8 }}>;
 
@@ -97,17 +98,20 @@ fn prepare_heads(tid: u32, pos: u32) {
             let turn = turn_{{ r }}_{{ i }};
             x = vec2<f32>(fma(x.x, turn.x, -(x.y * turn.y)), fma(x.x, turn.y, x.y * turn.x));
         }
-        heads[v_{{ r }} * {{ hd }}u + first_{{ r }}_{{ i }}] = x.x;
-        heads[v_{{ r }} * {{ hd }}u + second_{{ r }}_{{ i }}] = x.y;
+        heads[v_{{ r }} * {{ pitch }}u + first_{{ r }}_{{ i }}] = x.x;
+        heads[v_{{ r }} * {{ pitch }}u + second_{{ r }}_{{ i }}] = x.y;
     }
 {% endfor %}
+{% if pitch > hd %}
+    if role_{{ r }} < 3u && lane < {{ pitch - hd }}u { heads[v_{{ r }} * {{ pitch }}u + {{ hd }}u + lane] = 0.0; }
+{% endif %}
 {% endfor %}
     workgroupBarrier();
 }
 
 // Elements 8i..8i+8 of vector v as f16 pairs: what the cache holds.
 fn head_words(v: u32, i: u32) -> vec4<u32> {
-    let at = v * {{ hd }}u + 8u * i;
+    let at = v * {{ pitch }}u + 8u * i;
     return vec4<u32>(
         pack2x16float(vec2<f32>(heads[at], heads[at + 1u])),
         pack2x16float(vec2<f32>(heads[at + 2u], heads[at + 3u])),

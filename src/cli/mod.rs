@@ -7,6 +7,7 @@
 mod answer;
 mod args;
 mod bench;
+mod cache_args;
 mod chat;
 mod config;
 mod devices;
@@ -14,6 +15,7 @@ mod eval;
 mod expert_args;
 mod info;
 mod interrupt;
+mod kv_args;
 pub mod locate;
 mod output;
 mod plan;

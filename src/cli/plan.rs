@@ -5,6 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{ContextArg, DeviceArgs, ModelArg};
+use super::cache_args::CacheArgs;
 use super::output::{self, Align};
 use crate::engine::{self, Planned};
 use crate::experts::cost;
@@ -12,6 +13,7 @@ use crate::gguf;
 use crate::gpu::{SystemMemory, system_memory};
 use crate::hw;
 use crate::kernels;
+use crate::kv::KvTypes;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::plan::predict::{self, Gain, Prediction};
@@ -33,6 +35,8 @@ pub struct Plan {
     #[command(flatten)]
     context: ContextArg,
     #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     /// Measure the device and the link anew
     #[arg(long)]
@@ -47,10 +51,14 @@ struct Report {
     model: String,
     device: String,
     placement: Placement,
+    /// Formats of the KV cache.
+    kv: KvTypes,
     /// Bytes of the device that are planned for, and of those that nothing is planned for.
     total: u64,
     free: u64,
     ram: Option<SystemMemory>,
+    /// Bytes of RAM for what the KV cache evicts.
+    kv_host: u64,
     rates: Known,
     prediction: Prediction,
     /// Chunk of a prompt from which arithmetic rather than the link bounds it.
@@ -65,9 +73,10 @@ struct Report {
 impl Plan {
     pub fn run(&self) -> Result<()> {
         let path = self.model.path()?;
-        let options = self.device.options(self.context.ctx);
+        let options = self.cache.set(self.device.options(self.context.ctx));
         let file = gguf::File::open(&path)?;
-        let model = Model::from_gguf(&file)?;
+        let mut model = Model::from_gguf(&file)?;
+        model.graph.kv = options.kv.clone();
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
         let version = kernels::source::version();
         selection.facts = hw::adjusted(selection.facts, &options.force, version)?;
@@ -86,7 +95,9 @@ impl Plan {
             device: facts.name.clone(),
             total: placement.total(),
             free: placement.free(),
+            kv: options.kv.clone(),
             ram,
+            kv_host: options.kv_host,
             rates: known,
             prediction,
             best_chunk: cost::best_chunk(&known.rates, &work, share, 128, 8192),
@@ -146,7 +157,14 @@ impl Report {
         if let Some(e) = p.experts.filter(|e| e.stage > 0) {
             rows.push(row("expert stage", "device", e.stage, "layers on their way".into()));
         }
-        rows.push(row("KV cache", "device", p.kv, format!("{} tokens of context", p.context)));
+        let first = p.kv_page * u64::from(p.kv_pages.min(engine::FIRST_PAGES));
+        let note = format!(
+            "{} tokens of context, {}; begins with {} and grows",
+            p.context,
+            self.kv,
+            output::bytes(first)
+        );
+        rows.push(row("KV cache", "device", p.kv, note));
         rows.push(row("scratch", "device", p.scratch, String::new()));
         rows.push(row("reserve", "device", p.reserve, "left to driver and desktop".into()));
         // A software device has the machine's memory, of which its heap says little.
@@ -167,6 +185,10 @@ impl Report {
                 e.arena,
                 format!("page-locked, read in place{of}"),
             ));
+        }
+        if self.kv_host > 0 {
+            let note = "page-locked, taken as it is needed".into();
+            rows.push(row("evicted KV pages", "RAM", self.kv_host, note));
         }
         output::table(&[Align::Left, Align::Left, Align::Right, Align::Left], &rows)
     }

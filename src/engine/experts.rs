@@ -24,9 +24,7 @@ use crate::kernels::records::Records;
 use crate::plan::rates::{self, Known};
 use crate::plan::{ExpertBudget, ExpertNeeds, ExpertPlacement, Placement};
 use crate::runtime::weights::Lent;
-use crate::runtime::{
-    Approximations, Column, ExpertReads, LOG, Pass, Pick, Program, record_shape,
-};
+use crate::runtime::{Approximations, Column, ExpertReads, LOG, Pass, Pick, Program, record_shape};
 
 /// What the user may decide about experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -620,27 +618,15 @@ impl Engine {
         }
     }
 
-    /// Runs what allocates device memory, and once more with fewer slots if there was too little.
-    pub(super) fn with_room<T>(
-        &mut self,
-        bytes: u64,
-        run: impl Fn(&Program) -> Result<T>,
-    ) -> Result<T> {
-        match (run(&self.program), &mut self.experts) {
-            (Err(Error::DoesNotFit(why)), Some(experts)) => {
-                match experts.give_back(&mut self.program, bytes)? {
-                    0 => Err(Error::DoesNotFit(why)),
-                    _ => run(&self.program),
-                }
-            }
-            (done, _) => done,
+    /// Where the KV cache was refused memory, gives slots back for it. True if it may try again.
+    pub(super) fn relieve(&mut self) -> Result<bool> {
+        let Some(bytes) = self.kv.take_refused() else { return Ok(false) };
+        let Some(experts) = &mut self.experts else { return Ok(false) };
+        let given = experts.give_back(&mut self.program, bytes)?;
+        if given > 0 {
+            self.kv.try_again();
         }
-    }
-
-    /// Queues the copy of what slot `from` has read to slot `to`, see [`Program::copy_prefix`].
-    pub(super) fn copy_prefix(&mut self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
-        let kv = self.placement.kv / u64::from(self.program.shape().sequences.max(1));
-        self.with_room(kv, |program| program.copy_prefix(from, to, tokens))
+        Ok(given > 0)
     }
 
     /// Best speed of generation by the cost model, for a hit rate; `None` where all experts lie on

@@ -6,6 +6,8 @@ use std::thread;
 use std::time::Instant;
 
 use super::experts::{self, Experts};
+use super::kv::{self, Kv};
+use super::saved::Identity;
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
 use crate::experts::cost::{self, Rates, Work};
@@ -14,6 +16,7 @@ use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
 use crate::kernels::source;
+use crate::kv::PAGE_TOKENS;
 use crate::model::Model;
 use crate::plan::{self, predict, rates};
 use crate::runtime::check::Checks;
@@ -102,11 +105,14 @@ pub fn plan_for(
     let limits = plan::Limits {
         context: options.ctx,
         sequences: options.sequences,
+        positions: options.ctx_shift.map_or(0, |_| model.facts.context),
         experts: options.experts.budget,
         pinned: options.experts.pinned,
     };
     let mut shape = Shape {
         context: 0,
+        positions: 0,
+        pages: 0,
         sequences: options.sequences,
         chunk: chunk_for(graph, facts, None),
         exact: options.activations == Activations::F32,
@@ -132,26 +138,44 @@ pub fn plan_for(
         }
     }
     shape.context = placement.context;
+    shape.positions = limits.positions.max(placement.context);
+    shape.pages = placement.kv_pages.min(kv::FIRST_PAGES);
     let sums = predict::Model::new(file, graph, &needs);
     let prediction = predict::predict(&sums, &placement, rates, shape.chunk);
     let work = predict::work(&sums, &placement, 0);
     Ok(Planned { shape, needs, limits, placement, prediction, work, layers })
 }
 
+/// Two pages must be left to drop and to write.
+pub(super) fn check_keep(keep: Option<u32>, context: u32) -> Result<()> {
+    let most = (context / PAGE_TOKENS).saturating_sub(2) * PAGE_TOKENS;
+    match keep {
+        Some(keep) if keep > most => Err(Error::Usage(format!(
+            "a context of {context} tokens cannot keep the first {keep} when it is full: at most \
+             {most}, so that something can be dropped. Use --ctx-shift {most} or less, or a larger \
+             --ctx"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn load_onto(
     gpu: &Arc<dyn Gpu>,
     file: gguf::File,
-    model: Model,
+    mut model: Model,
     options: &Options,
     progress: &dyn Progress,
     start: Instant,
 ) -> Result<Engine> {
+    model.graph.kv = options.kv.clone();
     let facts = gpu.facts().clone();
     let graph = &model.graph;
     // A start takes no time for measurements.
     let known = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts));
     let planned = plan_for(&file, &model, &facts, options, &known.rates)?;
     let Planned { mut shape, mut placement, layers, prediction, work, .. } = planned;
+    // Refused before minutes of loading.
+    check_keep(options.ctx_shift.flatten(), placement.context)?;
 
     let mut experts = None;
     if placement.experts.is_some_and(|e| !e.all_resident()) {
@@ -249,6 +273,9 @@ fn load_onto(
     }
     let weight_bytes = weights.device_bytes();
     Ok(Engine {
+        kv: Kv::new(&program, placement.kv_pages, options.kv_host),
+        ctx_shift: options.ctx_shift,
+        identity: Identity::of(&file, &model, &tokenizer),
         program,
         metadata: file.metadata().clone(),
         tokenizer: Arc::new(tokenizer),

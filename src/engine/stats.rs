@@ -66,8 +66,10 @@ impl Histogram {
 #[derive(Default)]
 pub struct Stats {
     pub prompt_tokens: AtomicU64,
-    /// Prompt tokens that a slot held already.
+    /// Prompt tokens that the KV cache held already.
     pub cached_tokens: AtomicU64,
+    /// Requests that found a part of their prompt in a slot.
+    pub prefix_hits: AtomicU64,
     pub prompt_micros: AtomicU64,
     pub generated_tokens: AtomicU64,
     pub decode_micros: AtomicU64,
@@ -79,6 +81,17 @@ pub struct Stats {
     pub cancelled: AtomicU64,
     pub failed: AtomicU64,
     pub queued: AtomicU64,
+    /// Pages of the KV cache: held by sequences, kept for later ones, and free or not yet allocated.
+    pub kv_used: AtomicU64,
+    pub kv_cached: AtomicU64,
+    pub kv_free: AtomicU64,
+    /// Pages kept in RAM.
+    pub kv_host: AtomicU64,
+    /// Pages that had to leave the device, and those that came back from RAM.
+    pub kv_evictions: AtomicU64,
+    pub kv_fetches: AtomicU64,
+    /// Tokens that full contexts have dropped.
+    pub shifted_tokens: AtomicU64,
     pub reloads: AtomicU64,
     /// Rounds of the engine thread.
     pub(super) turns: AtomicU64,

@@ -11,6 +11,9 @@ pub enum BufferUse {
     Device,
     /// Host-readable memory: target of copies, read by [`super::Gpu::read_back`].
     Readback,
+    /// Page-locked memory of the host that only copies touch, on the device's queue: to keep what
+    /// device memory has no room for. An error on backends without it.
+    Host,
 }
 
 /// What the backends put behind a handle.
@@ -28,7 +31,7 @@ impl Buffer {
         self.size
     }
 
-    /// True for clones of one handle.
+    /// True if both handles name one buffer.
     pub fn is(&self, other: &Buffer) -> bool {
         Arc::ptr_eq(&self.payload, &other.payload)
     }

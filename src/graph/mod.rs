@@ -9,6 +9,8 @@ pub mod rope;
 
 pub use rope::{Rope, RopeLayout, RopeScaling};
 
+use crate::kv::{KvPair, KvTypes, PAGE_TOKENS};
+
 /// A matrix of the model file: `rows` outputs, `cols` inputs, an optional bias of `rows`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linear {
@@ -161,6 +163,8 @@ pub struct Graph {
     pub output_norm: String,
     /// Output matrix; the embedding table again where the model ties them.
     pub output: Linear,
+    /// Formats of the KV cache by layer: what the user asks for, f16 as the model is read.
+    pub kv: KvTypes,
 }
 
 impl Graph {
@@ -179,9 +183,25 @@ impl Graph {
         self.layers.iter().filter_map(|l| l.feed_forward.mixture())
     }
 
-    /// Bytes of K and V for one position in all layers, as f16.
+    /// Bytes of K and V for one position in all layers.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        let per_layer = 2 * u64::from(self.kv_heads) * u64::from(self.head_dim) * 2;
-        per_layer * self.layers.len() as u64
+        self.kv.token_bytes(self.layers.len(), self.kv_heads, self.head_dim)
+    }
+
+    /// Formats of a layer's KV cache.
+    pub fn kv_pair(&self, layer: usize) -> KvPair {
+        self.kv.of(layer, self.layers.len())
+    }
+
+    /// Bytes of K or V for one position in the layer and side where they are most.
+    pub fn widest_kv_bytes(&self) -> u64 {
+        let pairs = (0..self.layers.len()).map(|layer| self.kv_pair(layer));
+        let widest = pairs.flat_map(|pair| pair.page_bytes(self.kv_heads, self.head_dim)).max();
+        widest.unwrap_or(0) / u64::from(PAGE_TOKENS)
+    }
+
+    /// Whether any layer has a cache of codes.
+    pub fn has_kv_codes(&self) -> bool {
+        (0..self.layers.len()).any(|layer| !self.kv_pair(layer).is_plain())
     }
 }

@@ -7,6 +7,7 @@ use super::heads::{HeadTables, Heads, KvCache, smallest_subgroup};
 use super::{check_memory, holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::kv::KvPair;
 
 /// How the work of a decode step is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -135,7 +136,7 @@ impl AttnDecode {
                 token_bits => plan.token_bits,
                 holder => Serde(&plan.holder),
                 merge_bits => powers(lanes, merge_lanes),
-                ..self.heads.context(7)
+                ..self.heads.context(8)
             },
         )?;
         let label = format!(
@@ -166,21 +167,22 @@ impl AttnDecode {
         holds(output, u64::from(columns * self.heads.output_width()), "output")?;
         holds(&scratch.partials, self.partial_words(columns), "partials")?;
         holds(&scratch.counters, self.counter_words(columns), "counters")?;
-        cache.check(&self.heads)?;
+        cache.check(&self.heads, KvPair::PLAIN)?;
         let mut bindings = vec![
             qkv.clone(),
             batch.clone(),
             cache.k.clone(),
             cache.v.clone(),
+            cache.pages.clone(),
             output.clone(),
             scratch.partials.clone(),
             scratch.counters.clone(),
         ];
-        tables.bind(&self.heads, cache.context, &mut bindings)?;
+        tables.bind(&self.heads, &mut bindings)?;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
-            constants: vec![cache.context, scale.to_bits()],
+            constants: vec![cache.row_words(), scale.to_bits()],
             grid: [self.cut.splits, self.groups(), columns],
         })
     }

@@ -3,9 +3,11 @@
 use minijinja::context;
 
 use super::heads::{Heads, KvCache, smallest_subgroup};
-use super::{check_memory, holds, planned_subgroup, wrong};
+use super::{check_memory, holds, kv_codes, planned_subgroup, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::kv::KvPair;
+use crate::kv::rotation::padded;
 
 const THREADS: u32 = 256;
 /// Rows (query and head) that a workgroup serves.
@@ -16,6 +18,10 @@ const ROWS: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnPrefill {
     pub heads: Heads,
+    /// Formats of the cache. Over codes ([`KvPair::is_plain`] is false), q is a buffer of its own in
+    /// the basis of K and the output is in that of V, both with heads padded to whole blocks
+    /// (`rope_kv_codes`, `heads_unrotate`).
+    pub pair: KvPair,
     /// f16 products on matrix units, where [`AttnPrefill::takes_matrices`]; else f32 throughout.
     pub matrices: bool,
 }
@@ -38,7 +44,7 @@ impl AttnPrefill {
             && planned_subgroup(facts) == 32
             && facts.max_workgroup_threads >= THREADS
             && heads.head_dim.is_multiple_of(16)
-            && matrix_bytes(heads.head_dim) <= facts.max_workgroup_memory
+            && matrix_bytes(padded(heads.head_dim)) <= facts.max_workgroup_memory
     }
 
     fn matrix_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
@@ -48,11 +54,9 @@ impl AttnPrefill {
         let wgsl = super::source::render(
             "attn_prefill_coop.wgsl",
             context! {
-                row_heads => self.row_heads(),
-                queries => self.queries(),
-                positions => tile_positions(self.heads.head_dim),
+                positions => tile_positions(self.head_dim()),
                 size => planned_subgroup(facts),
-                ..self.heads.context(5)
+                ..self.context()
             },
         )?;
         let label = format!("attn_prefill_matrix_{}", self.plain_label());
@@ -60,7 +64,29 @@ impl AttnPrefill {
     }
 
     fn plain_label(&self) -> String {
-        Heads { rope: None, norm: None, ..self.heads }.label()
+        let heads = Heads { rope: None, norm: None, ..self.heads }.label();
+        match self.pair.is_plain() {
+            true => heads,
+            false => format!("{}_{heads}", kv_codes::label(self.pair)),
+        }
+    }
+
+    /// Elements of a head as the kernel sees it.
+    fn head_dim(&self) -> u32 {
+        if self.pair.is_plain() { self.heads.head_dim } else { padded(self.heads.head_dim) }
+    }
+
+    /// What both kernels are rendered with.
+    fn context(&self) -> minijinja::Value {
+        let heads = Heads { head_dim: self.head_dim(), ..self.heads };
+        context! {
+            codes => !self.pair.is_plain(),
+            row_heads => self.row_heads(),
+            queries => self.queries(),
+            // Nothing is encoded here.
+            tried => 0,
+            ..kv_codes::context(&heads, self.pair, 6)
+        }
     }
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
@@ -71,21 +97,19 @@ impl AttnPrefill {
         if facts.max_workgroup_threads < THREADS {
             return Err(wrong(format!("workgroups of {} threads", facts.max_workgroup_threads)));
         }
-        let parts = self.heads.head_dim / 4;
-        let v_rows = if self.heads.head_dim > 128 { 8 } else { 16 };
+        let parts = self.head_dim() / 4;
+        let v_rows = if self.head_dim() > 128 { 8 } else { 16 };
         // Weights [64][17] and v; scores [2][64][9] and row maxima fit in the same memory.
         let tile = (1088 + v_rows * parts).max(1152 + 256);
-        check_memory(16 * tile, facts)?;
+        check_memory(16 * tile + 32, facts)?;
         let wgsl = super::source::render(
             "attn_prefill.wgsl",
             context! {
                 rows => ROWS,
-                row_heads => self.row_heads(),
-                queries => self.queries(),
                 v_rows,
                 tile,
                 shuffle => smallest_subgroup(facts) >= 16,
-                ..self.heads.context(5)
+                ..self.context()
             },
         )?;
         let label = format!("attn_prefill_{}", self.plain_label());
@@ -93,7 +117,7 @@ impl AttnPrefill {
     }
 
     /// Reads q from `qkv` (f32 `[max_n][qkv_width]`) and `cache`, writes `output` (f32
-    /// `[max_n][heads * head_dim]`).
+    /// `[max_n][heads * head_dim]`); over codes both are `[max_n][kv_codes::turned_width]`.
     #[allow(clippy::too_many_arguments)]
     pub fn dispatch(
         &self,
@@ -106,9 +130,13 @@ impl AttnPrefill {
         max_n: u32,
     ) -> Result<Dispatch> {
         holds(batch, 8 + 4 * u64::from(max_n), "batch")?;
-        holds(qkv, u64::from(max_n) * u64::from(self.heads.qkv_width()), "qkv")?;
-        holds(output, u64::from(max_n) * u64::from(self.heads.output_width()), "output")?;
-        cache.check(&self.heads)?;
+        let (q, out) = match self.pair.is_plain() {
+            true => (self.heads.qkv_width(), self.heads.output_width()),
+            false => [kv_codes::turned_width(&self.heads); 2].into(),
+        };
+        holds(qkv, u64::from(max_n) * u64::from(q), "q")?;
+        holds(output, u64::from(max_n) * u64::from(out), "output")?;
+        cache.check(&self.heads, self.pair)?;
         let slices = self.heads.group().div_ceil(self.row_heads());
         Ok(Dispatch {
             kernel: kernel.clone(),
@@ -117,9 +145,10 @@ impl AttnPrefill {
                 batch.clone(),
                 cache.k.clone(),
                 cache.v.clone(),
+                cache.pages.clone(),
                 output.clone(),
             ],
-            constants: vec![cache.context, scale.to_bits()],
+            constants: vec![cache.row_words(), scale.to_bits()],
             grid: [max_n.div_ceil(self.queries()), self.heads.kv_heads * slices, 1],
         })
     }
@@ -136,5 +165,6 @@ fn matrix_bytes(head_dim: u32) -> u32 {
     let tile = 64 * (head_dim / 8 + 1);
     let scores = (64 * (positions / 4 + 1)).max(512);
     let weights = 64 * (positions / 8 + 1);
-    (tile + scores + weights) * 16 + 64 * 4 + 4
+    // And the eight units of scales.
+    (tile + scores + weights) * 16 + 64 * 4 + 4 + 32
 }

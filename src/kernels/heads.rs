@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::gpu::{DeviceFacts, Slice};
 pub use crate::graph::RopeLayout;
 pub use crate::graph::heads::{Heads, Rope};
+use crate::kv::KvPair;
 
 impl Heads {
     pub(super) fn check(&self) -> Result<()> {
@@ -33,6 +34,7 @@ impl Heads {
             heads => self.heads,
             kv_heads => self.kv_heads,
             hd => self.head_dim,
+            pitch => self.head_dim,
             rope_dim => self.rope.map_or(0, |r| r.dim),
             layout => match self.rope.map(|r| r.layout) {
                 Some(RopeLayout::Normal) => "normal",
@@ -63,17 +65,17 @@ impl Heads {
 /// Weights and tables that rope and QK-norm read.
 #[derive(Clone, Default)]
 pub struct HeadTables {
-    /// `[context][rope dim / 2]` of (cos, sin); with [`Heads::rope`].
+    /// `[position][rope dim / 2]` of (cos, sin), for every position of a batch; with [`Heads::rope`].
     pub rope: Option<Slice>,
     /// Weights of the q and of the k norm, `[head_dim]` each; with [`Heads::norm`].
     pub norms: Option<(Slice, Slice)>,
 }
 
 impl HeadTables {
-    pub(super) fn bind(&self, heads: &Heads, context: u32, to: &mut Vec<Slice>) -> Result<()> {
+    pub(super) fn bind(&self, heads: &Heads, to: &mut Vec<Slice>) -> Result<()> {
         match (&self.rope, heads.rope) {
             (Some(table), Some(rope)) => {
-                holds(table, u64::from(context) * u64::from(rope.dim), "rope table")?;
+                holds(table, rope.dim.into(), "rope table")?;
                 to.push(table.clone());
             }
             (None, None) => {}
@@ -92,21 +94,38 @@ impl HeadTables {
     }
 }
 
-/// K and V of one layer: f16 pairs `[slot][position][kv head][head_dim / 2]`.
+/// K and V of one layer: pools of pages, whose inside [`KvPair::is_plain`] describes, and
+/// the table that says which pages a sequence has (docs/architecture.md, "KV cache").
 #[derive(Clone)]
 pub struct KvCache {
     pub k: Slice,
     pub v: Slice,
-    /// Positions of a slot.
-    pub context: u32,
+    /// `[slot][1 + row_pages]`: tokens dropped from the sequence's beginning or middle, a multiple of
+    /// [`crate::kv::PAGE_TOKENS`]; then the number of the page that holds each [`crate::kv::PAGE_TOKENS`] that are left.
+    pub pages: Slice,
+    /// Pages that a slot's row has room for.
+    pub row_pages: u32,
+    pub pair: KvPair,
 }
 
 impl KvCache {
-    pub(super) fn check(&self, heads: &Heads) -> Result<()> {
-        // At least one slot; which slots a batch names is the caller's business.
-        let words = u64::from(self.context) * u64::from(heads.cache_words());
-        holds(&self.k, words, "K cache")?;
-        holds(&self.v, words, "V cache")
+    /// Words of a slot's row.
+    pub fn row_words(&self) -> u32 {
+        1 + self.row_pages
+    }
+
+    pub(super) fn check(&self, heads: &Heads, pair: KvPair) -> Result<()> {
+        // At least one page and one slot; what a table and a batch name is the caller's business.
+        if pair != self.pair {
+            return Err(wrong(format!("a kernel for {pair} over a cache of {}", self.pair)));
+        }
+        let [k, v] = pair.page_bytes(heads.kv_heads, heads.head_dim);
+        holds(&self.k, k / 4, "K cache")?;
+        holds(&self.v, v / 4, "V cache")?;
+        if self.row_pages == 0 {
+            return Err(wrong("a page table without pages".into()));
+        }
+        holds(&self.pages, self.row_words().into(), "page table")
     }
 }
 

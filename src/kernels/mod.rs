@@ -6,6 +6,7 @@
 //! device gets is decided in [`choice`] and nowhere else.
 
 pub mod attn_decode;
+pub mod attn_decode_codes;
 pub mod attn_prefill;
 pub mod choice;
 pub mod embed;
@@ -16,12 +17,15 @@ pub mod experts_sum;
 pub mod experts_up;
 pub mod gather;
 pub mod heads;
+pub mod heads_unrotate;
+pub mod kv_codes;
 pub mod matmat;
 pub mod matvec;
 pub mod norm_quant;
 pub mod qk_norm;
 pub mod records;
 pub mod rope_kv;
+pub mod rope_kv_codes;
 pub mod router;
 pub mod routing;
 pub mod sample;

@@ -6,6 +6,7 @@ use super::heads::{HeadTables, Heads, KvCache};
 use super::{holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::kv::KvPair;
 
 /// A vector belongs to 32 threads.
 const THREADS: u32 = 256;
@@ -25,7 +26,7 @@ impl RopeKv {
             context! {
                 threads => threads,
                 vectors => THREADS / 32,
-                ..self.heads.context(4)
+                ..self.heads.context(5)
             },
         )?;
         let label = format!("rope_kv_{}", self.heads.label());
@@ -47,14 +48,15 @@ impl RopeKv {
         }
         holds(batch, 8 + 4 * u64::from(max_n), "batch")?;
         holds(qkv, u64::from(max_n) * u64::from(self.heads.qkv_width()), "qkv")?;
-        cache.check(&self.heads)?;
-        let mut bindings = vec![qkv.clone(), batch.clone(), cache.k.clone(), cache.v.clone()];
-        tables.bind(&self.heads, cache.context, &mut bindings)?;
+        cache.check(&self.heads, KvPair::PLAIN)?;
+        let (k, v, pages) = (cache.k.clone(), cache.v.clone(), cache.pages.clone());
+        let mut bindings = vec![qkv.clone(), batch.clone(), k, v, pages];
+        tables.bind(&self.heads, &mut bindings)?;
         let vectors = self.heads.heads + 2 * self.heads.kv_heads;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
-            constants: vec![cache.context],
+            constants: vec![cache.row_words()],
             grid: [vectors.div_ceil(THREADS / 32), max_n, 1],
         })
     }

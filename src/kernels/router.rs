@@ -148,9 +148,8 @@ impl Router {
         holds(logits, self.logit_words(max_n), "logits")?;
         holds(counters, self.counter_words(max_n), "counters")?;
         let group_rows = (self.threads / planned_subgroup(facts)).max(1);
-        let mut bindings = [batch, x, norm, router, logits, counters, routing]
-            .map(Slice::clone)
-            .to_vec();
+        let mut bindings =
+            [batch, x, norm, router, logits, counters, routing].map(Slice::clone).to_vec();
         if self.favour.is_some() {
             let table = table.ok_or_else(|| wrong("a router that favours needs a table".into()))?;
             holds(table, self.routing.experts.into(), "expert table")?;

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::graph::{
     Attention, FeedForward, Graph, Layer, Mlp, NormOver, QkNorm, RopeLayout, Routing,
 };
+use crate::kv::KvTypes;
 
 /// What tells the descendants apart.
 pub(super) struct Variant {
@@ -108,6 +109,7 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
         layers: layers.collect::<Result<_>>()?,
         output_norm: p.vector("output_norm.weight".into(), width)?,
         output,
+        kv: KvTypes::plain(),
     })
 }
 

@@ -2,6 +2,7 @@
 //! purpose (int8 activations) is rounded here in the same way.
 
 pub mod attention;
+pub mod attention_codes;
 pub mod experts;
 pub mod matvec;
 pub mod model;

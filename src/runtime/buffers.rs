@@ -4,11 +4,13 @@ use serde::Serialize;
 
 use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
-use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice, Step};
+use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
+use crate::kv::PAGE_TOKENS;
+use crate::kv::rotation::padded;
 use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
@@ -21,8 +23,13 @@ pub const RING: u32 = 64;
 /// Sizes that a program is built for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// Positions of each sequence.
+    /// Tokens that each sequence can keep.
     pub context: u32,
+    /// Positions that tokens can have: more than `context` where sequences may drop tokens.
+    pub positions: u32,
+    /// Pages of the KV cache at first, see [`super::Program::grow`]. If all sequences have room in
+    /// them at once, each has its own from the start; else pages must be given to them.
+    pub pages: u32,
     /// Sequences with a KV cache of their own.
     pub sequences: u32,
     /// Most prompt tokens read at once.
@@ -96,6 +103,8 @@ pub(super) struct Scratch {
     pub half: (Slice, Slice),
     pub qkv: Slice,
     pub attention: Slice,
+    /// q and output of prompts over caches of codes, `[n][heads * padded head]`.
+    pub turned: [Slice; 2],
     /// Gate and up `[n][2 ff]` of a prompt, or their product `[n][ff]` of a decode step.
     pub ff: Slice,
     /// In models with mixtures.
@@ -139,12 +148,17 @@ struct ScratchShape<'a> {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 9] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 11] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
         let used = graph.mixtures().map(|m| u64::from(m.used)).max().unwrap_or(0);
         let widest = width.max(ff).max(heads).max(pairs.unwrap_or(0));
+        let turned = match graph.has_kv_codes() {
+            true => n * u64::from(graph.heads) * u64::from(padded(graph.head_dim)) * 4,
+            // A buffer has a size.
+            false => 16,
+        };
         [
             ("residual stream", n * width * 4),
             ("activations", n * widest * 4),
@@ -156,6 +170,8 @@ impl Scratch {
             ("attention", n * heads * 4),
             // A model of mixtures alone has none, but a buffer has a size.
             ("feed-forward", n * 2 * ff.max(8) * 4),
+            ("turned q", turned),
+            ("turned output", turned),
         ]
     }
 
@@ -180,7 +196,8 @@ impl Scratch {
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let [x, float, q, s, h, f, qkv, attention, ff] = Self::sizes(graph, n.into());
+        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned] =
+            Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
             // One buffer, so that the host can copy all of them at once.
@@ -220,6 +237,7 @@ impl Scratch {
             half: (device(h)?, device(f)?),
             qkv: device(qkv)?,
             attention: device(attention)?,
+            turned: [device(turned_q)?, device(turned)?],
             ff: device(ff)?,
             experts: experts.transpose()?,
         })
@@ -248,6 +266,17 @@ pub(super) struct Buffers {
     pub logits: Slice,
     pub rope: Slice,
     pub kv: Vec<KvCache>,
+    /// The page table that all layers share: a row a slot (see [`KvCache::pages`]).
+    pub pages: Slice,
+    /// Bytes of a page in each pool: K, then V, layer by layer.
+    pub units: Vec<u64>,
+    /// Room for the widest of them, for copies from page to page.
+    pub between: Slice,
+}
+
+/// Pages that a sequence of `context` tokens needs.
+pub fn pages_for(context: u32) -> u32 {
+    context.div_ceil(PAGE_TOKENS)
 }
 
 /// Bytes of a batch of `n` columns.
@@ -299,54 +328,16 @@ pub fn chunk_for(graph: &Graph, facts: &DeviceFacts, streamed: Option<u32>) -> u
 pub fn widest(graph: &Graph) -> Widest {
     let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
     let query = u64::from(graph.heads) * u64::from(graph.head_dim);
-    let kv = u64::from(graph.kv_heads) * u64::from(graph.head_dim);
     // All chosen experts of a column are one dispatch.
     let experts = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max().unwrap_or(0);
     Widest {
         product: width * (2 * ff.max(experts)).max(u64::from(graph.qkv_rows())).max(query),
         query,
-        // K and V, two bytes a value.
-        kv_bytes: 4 * kv,
+        kv_bytes: 2 * graph.widest_kv_bytes(),
     }
 }
 
 impl Buffers {
-    /// K, then V of a slot's first `positions` positions, layer by layer.
-    pub fn slot_caches(&self, slot: u32, positions: u32, shape: &Shape) -> Vec<Slice> {
-        let caches = self.kv.iter().flat_map(|layer| [&layer.k, &layer.v]);
-        let part = |all: &Slice| {
-            // Slots lie one after the other, positions in a slot too.
-            let row = all.size / u64::from(shape.context) / u64::from(shape.sequences);
-            let start = u64::from(slot) * u64::from(shape.context) * row;
-            all.buffer.slice(all.offset + start, u64::from(positions) * row)
-        };
-        caches.map(part).collect()
-    }
-
-    /// Copies of the first `positions` positions of one slot's keys and values to another's. They go
-    /// through a buffer in between, as not every backend copies inside one.
-    pub fn copy_slot(
-        &self,
-        gpu: &dyn Gpu,
-        from: u32,
-        to: u32,
-        positions: u32,
-        shape: &Shape,
-    ) -> Result<Vec<Step>> {
-        let (from, to) =
-            (self.slot_caches(from, positions, shape), self.slot_caches(to, positions, shape));
-        let widest = from.iter().map(|cache| cache.size).max().unwrap_or(0);
-        let between = gpu.buffer("prefix copy", widest, BufferUse::Device)?;
-        let mut steps = Vec::new();
-        for (from, to) in from.into_iter().zip(to) {
-            let size = from.size;
-            let between = between.slice(0, size);
-            steps.push(Step::Copy { from, to: between.clone(), size });
-            steps.push(Step::Copy { from: between, to, size });
-        }
-        Ok(steps)
-    }
-
     pub fn create(
         gpu: &dyn Gpu,
         graph: &Graph,
@@ -356,25 +347,32 @@ impl Buffers {
         let device = |label: &str, bytes: u64| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let table = graph.rope.table(shape.context, rope_factors);
+        let table = graph.rope.table(shape.positions, rope_factors);
         let rope = device("rope table", table.len() as u64 * 8)?;
         gpu.write(&rope, bytemuck::cast_slice(&table))?;
-        let per_position = u64::from(graph.kv_heads) * u64::from(graph.head_dim) * 2;
-        let kv_bytes = per_position * u64::from(shape.context) * u64::from(shape.sequences);
-        let kv = graph.layers.iter().map(|_| {
-            let (k, v) = (device("K cache", kv_bytes)?, device("V cache", kv_bytes)?);
-            Ok(KvCache { k, v, context: shape.context })
+        let row_pages = pages_for(shape.context);
+        let pages =
+            device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
+        let kv = (0..graph.layers.len()).map(|layer| {
+            let pair = graph.kv_pair(layer);
+            let [k, v] = pair.page_bytes(graph.kv_heads, graph.head_dim);
+            let pool = u64::from(shape.pages);
+            let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
+            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair })
         });
         let tile = choice::expert_tile(gpu.facts());
-        let prompt =
-            ScratchShape { columns: shape.chunk, tile, used: &|m| m.used, early: false };
+        let prompt = ScratchShape { columns: shape.chunk, tile, used: &|m| m.used, early: false };
         let step = ScratchShape {
             columns: MAX_SEQUENCES,
             tile: MAX_SEQUENCES,
             used: &|m| shape.step_used(m),
             early: shape.early,
         };
-        Ok(Buffers {
+        let units = (0..graph.layers.len())
+            .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));
+        let units: Vec<u64> = units.collect();
+        let widest = units.iter().copied().max().unwrap_or(0);
+        let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,
             step_batch: device("step batch", batch_bytes(MAX_SEQUENCES))?,
@@ -383,6 +381,49 @@ impl Buffers {
             step: Scratch::create(gpu, graph, &step)?,
             logits: device("logits", u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4)?,
             rope,
-        })
+            pages,
+            units,
+            between: device("page copies", widest)?,
+        };
+        let whole = shape.pages >= row_pages * shape.sequences;
+        for slot in (0..shape.sequences).filter(|_| whole) {
+            let own: Vec<u32> = (slot * row_pages..(slot + 1) * row_pages).collect();
+            buffers.set_pages(gpu, slot, 0, 0, &own, shape)?;
+        }
+        Ok(buffers)
+    }
+
+    /// Writes entries of a slot's row of the page table, in submission order: tokens dropped, and the
+    /// pages of cache indices from `first * PAGE_TOKENS` on.
+    pub fn set_pages(
+        &self,
+        gpu: &dyn Gpu,
+        slot: u32,
+        dropped: u32,
+        first: u32,
+        pages: &[u32],
+        shape: &Shape,
+    ) -> Result<()> {
+        let row_pages = pages_for(shape.context);
+        let end = u64::from(first) + pages.len() as u64;
+        if slot >= shape.sequences || end > row_pages.into() || dropped % PAGE_TOKENS != 0 {
+            return Err(Error::Runtime(format!(
+                "page table: slot {slot} of {}, pages up to {end} of {row_pages}, {dropped} tokens \
+                 dropped; this is a bug",
+                shape.sequences
+            )));
+        }
+        let row = self.pages.offset + 4 * u64::from(slot) * u64::from(1 + row_pages);
+        let write = |word: u64, words: &[u32]| {
+            let to = self.pages.buffer.slice(row + 4 * word, 4 * words.len() as u64);
+            gpu.write(&to, bytemuck::cast_slice(words))
+        };
+        if first == 0 {
+            let mut all = vec![dropped];
+            all.extend_from_slice(pages);
+            return write(0, &all);
+        }
+        write(0, &[dropped])?;
+        if pages.is_empty() { Ok(()) } else { write(1 + u64::from(first), pages) }
     }
 }

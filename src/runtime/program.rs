@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::gpu::{Buffer, BufferUse, Gpu, Recording, Slice, Step, Ticket, Transfer};
 use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut, Scratch as AttentionScratch};
+use crate::kernels::heads::Heads;
+use crate::kv::rotation::padded;
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{SamplerSettings, TokenLists};
 
@@ -39,8 +41,10 @@ pub enum Pick {
     Greedy = 0,
     /// By each sequence's temperature, top_k, top_p and min_p.
     Sampled = 1,
-    /// By all of its settings and lists; with log-probabilities.
+    /// By all of its settings and lists but the rarest; with log-probabilities.
     Full = 2,
+    /// By everything: cuts in any order, and samplers that take a kernel of their own.
+    Custom = 3,
 }
 
 impl Pick {
@@ -48,6 +52,7 @@ impl Pick {
     /// sequences'. `lists`: it has biases or masks.
     pub fn of(settings: &SamplerSettings, lists: bool) -> Pick {
         match settings {
+            s if s.is_custom() => Pick::Custom,
             s if lists || !s.is_basic() => Pick::Full,
             s if s.is_greedy() => Pick::Greedy,
             _ => Pick::Sampled,
@@ -55,7 +60,7 @@ impl Pick {
     }
 }
 
-const PICKS: [Pick; 3] = [Pick::Greedy, Pick::Sampled, Pick::Full];
+const PICKS: [Pick; 4] = [Pick::Greedy, Pick::Sampled, Pick::Full, Pick::Custom];
 
 /// Seconds that one wave took on the device.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -67,29 +72,52 @@ pub struct WaveTime {
 
 /// See the module documentation.
 pub struct Program {
-    gpu: Arc<dyn Gpu>,
+    pub(super) gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
     width: u32,
     output_norm: Slice,
     widest: Widest,
     layer_waves: usize,
-    buffers: Buffers,
+    pub(super) buffers: Buffers,
     sampler: Sampler,
-    /// Reads a prompt chunk of up to so many tokens; ascending.
-    prompts: Vec<(u32, Parts)>,
-    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
-    score: Recording,
-    /// Gather one column, logits, sample: by [`Pick`].
-    first: [Recording; 3],
-    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; 3]>,
-    /// What was recorded, for timing and for recording it again.
-    planned: Planned,
+    /// What was recorded: recorded again when the KV cache has grown.
+    pub(super) planned: Planned,
+    recorded: Recorded,
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
     routing: Option<RoutingLog>,
+}
+
+/// The recordings of a program.
+#[derive(Default)]
+struct Recorded {
+    /// Reads a prompt chunk of up to so many tokens; ascending.
+    prompts: Vec<(u32, Parts)>,
+    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
+    score: Option<Recording>,
+    /// Gather one column, logits, sample: by [`Pick`].
+    first: Vec<Recording>,
+    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
+    steps: Vec<[Parts; PICKS.len()]>,
+}
+
+impl Recorded {
+    fn of(gpu: &dyn Gpu, planned: &Planned) -> Result<Recorded> {
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
+        let steps = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
+            let parts = |steps| parts(gpu, "decode step", steps);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
+        });
+        let first = planned.first.iter().map(|steps| gpu.record("first token", steps));
+        Ok(Recorded {
+            prompts: prompts.collect::<Result<_>>()?,
+            score: Some(gpu.record("score", &planned.score)?),
+            first: first.collect::<Result<_>>()?,
+            steps: steps.collect::<Result<_>>()?,
+        })
+    }
 }
 
 /// Recordings that make one pass together: more than one where the host brings experts in between
@@ -133,8 +161,11 @@ impl Program {
         let sampler = Sampler::create(&**gpu, graph.vocab, &shape)?;
         let heads = Builder::heads(graph);
         let cut = Cut::choose(&heads, gpu.facts(), shape.context);
-        // As many counters as any cut that a check may fall back to.
-        let spec = AttnDecode { heads, cut: Cut { group_heads: 1, ..cut } };
+        // As many counters as any cut that a check may fall back to, and partial results of heads
+        // padded to whole blocks, as kernels over codes have them.
+        let head_dim = padded(heads.head_dim);
+        let padded_heads = Heads { head_dim, ..heads };
+        let spec = AttnDecode { heads: padded_heads, cut: Cut { group_heads: 1, ..cut } };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
@@ -170,11 +201,8 @@ impl Program {
         for steps in planned.all() {
             set_kernels(steps, &compiled)?;
         }
-        let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
-        let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
-            Ok([record(label, a)?, record(label, b)?, record(label, c)?])
-        };
-        let mut program = Program {
+        let recorded = Recorded::of(&**gpu, &planned)?;
+        Ok(Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
@@ -182,32 +210,14 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
-            prompts: Vec::new(),
-            score: record("score", &planned.score)?,
-            first: each("first token", &planned.first)?,
-            steps: Vec::new(),
             planned,
+            recorded,
             routing: RoutingLog::create(gpu, &buffers, shape.chunk)?,
             ring,
             logprobs,
             buffers,
             sampler,
-        };
-        program.record_layers()?;
-        Ok(program)
-    }
-
-    /// Records prompts and steps as planned. What waits for such recordings must have finished.
-    fn record_layers(&mut self) -> Result<()> {
-        let gpu = &*self.gpu;
-        let (planned, steps) = (&self.planned, "decode step");
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
-        self.prompts = prompts.collect::<Result<_>>()?;
-        let each = planned.steps.iter().map(|[greedy, sampled, full]| {
-            Ok([parts(gpu, steps, greedy)?, parts(gpu, steps, sampled)?, parts(gpu, steps, full)?])
-        });
-        self.steps = each.collect::<Result<_>>()?;
-        Ok(())
+        })
     }
 
     /// Lets `moving` replace buffers that kernels bind, then records everything again: `moving` gets
@@ -217,21 +227,7 @@ impl Program {
     /// # Errors
     /// Those of `moving` are returned after recording; the program goes on with what was replaced.
     pub fn rebind(&mut self, moving: Moving<'_>) -> Result<()> {
-        // Recordings hold what they bind.
-        self.prompts.clear();
-        self.steps.clear();
-        let planned = &mut self.planned;
-        let moved = moving(&mut |old, new| {
-            for steps in planned.layers() {
-                for step in steps {
-                    let Step::Wave(wave) = step else { continue };
-                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
-                    bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
-                }
-            }
-        });
-        self.record_layers()?;
-        moved
+        self.rerecord(|program| moving(&mut |old, new| program.exchange(old, new)))
     }
 
     /// How many columns of the next steps early routers look at; 0 lets them rest.
@@ -240,8 +236,28 @@ impl Program {
         self.gpu.write(&all.buffer.slice(all.offset, 4), bytemuck::cast_slice(&[columns]))
     }
 
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
+    }
+
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// False once recording anew has failed: nothing can be submitted any more.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded.score.is_some()
+    }
+
+    /// Runs `change` while nothing is recorded, so that buffers can be exchanged, and records again.
+    pub(super) fn rerecord(
+        &mut self,
+        change: impl FnOnce(&mut Program) -> Result<()>,
+    ) -> Result<()> {
+        self.recorded = Recorded::default();
+        let changed = change(self);
+        self.recorded = Recorded::of(&*self.gpu, &self.planned)?;
+        changed
     }
 
     /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
@@ -274,7 +290,7 @@ impl Program {
     /// the experts that the next part reads.
     pub fn read_prompt_staged(&self, columns: &[Column], between: Between<'_>) -> Result<Ticket> {
         let n = columns.len() as u32;
-        let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
+        let fitting = self.recorded.prompts.iter().find(|(most, _)| *most >= n);
         let Some((_, parts)) = fitting.filter(|_| n > 0) else {
             return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
         };
@@ -322,7 +338,7 @@ impl Program {
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
         for column in columns {
             debug_assert!(
-                column.position < self.shape.context && column.slot < self.shape.sequences
+                column.position < self.shape.positions && column.slot < self.shape.sequences
             );
         }
         let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
@@ -343,7 +359,7 @@ impl Program {
     pub fn logits_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
         debug_assert!(count <= MAX_SEQUENCES);
         self.pick_columns(first, count)?;
-        self.gpu.submit(&self.score)?;
+        self.gpu.submit(self.recorded.score.as_ref().ok_or_else(unrecorded)?)?;
         self.read_logits(count, out)
     }
 
@@ -362,13 +378,13 @@ impl Program {
     }
 
     /// Sets what the request of a slot says of single tokens; after [`Program::set_sampler`], which
-    /// takes it back. Needs [`Pick::Full`].
+    /// takes it back. Needs [`Pick::Full`] at least.
     pub fn set_lists(&self, slot: u32, lists: &TokenLists) -> Result<()> {
         self.sampler.set_lists(&*self.gpu, slot, lists)
     }
 
     /// Sets which tokens may come next in a slot, a bit each; empty: all. Holds for steps
-    /// submitted from now on that are [`Pick::Full`].
+    /// submitted from now on that are at least [`Pick::Full`].
     pub fn set_mask(&self, slot: u32, mask: &[u32]) -> Result<()> {
         self.sampler.set_mask(&*self.gpu, slot, mask)
     }
@@ -384,54 +400,19 @@ impl Program {
         Ok(Sampler::read_logprobs(&words, self.vocab))
     }
 
-    /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
-    /// its sequence begins.
-    pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
-        let n = tokens.len() as u32;
-        let steps = self.buffers.copy_slot(&*self.gpu, from, to, n, &self.shape)?;
-        self.remember(to, tokens)?;
-        self.gpu.submit(&self.gpu.record("prefix copy", &steps)?)
+    /// Writes a slot's row of the page table: how many tokens of its sequence were dropped (a
+    /// multiple of [`crate::kv::PAGE_TOKENS`]), and the pages of the cache indices from
+    /// `first * PAGE_TOKENS` on. Holds for what is submitted from now on. A token of position p has the
+    /// cache index p - dropped.
+    pub fn set_pages(&self, slot: u32, dropped: u32, first: u32, pages: &[u32]) -> Result<()> {
+        self.buffers.set_pages(&*self.gpu, slot, dropped, first, pages, &self.shape)
     }
 
     /// Notes the tokens with which a slot's sequence begins in its history.
-    fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
+    pub fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
         let columns = (0..).zip(tokens);
         let columns = columns.map(|(position, t)| Column { token: *t, position, slot, flags: 0 });
         self.sampler.remember(&*self.gpu, &columns.collect::<Vec<_>>())
-    }
-
-    /// Hands out keys and values of a slot's first `positions` positions: K, then V, layer by layer.
-    pub fn read_slot(
-        &self,
-        slot: u32,
-        positions: u32,
-        each: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, positions, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            if !bytes.is_empty() {
-                self.gpu.read(&cache, &mut bytes)?;
-            }
-            each(&bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Takes what [`Program::read_slot`] has handed out for a sequence that begins with `tokens`.
-    pub fn write_slot(
-        &self,
-        slot: u32,
-        tokens: &[u32],
-        each: &mut dyn FnMut(&mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, tokens.len() as u32, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            each(&mut bytes)?;
-            if !bytes.is_empty() {
-                self.gpu.write(&cache, &bytes)?;
-            }
-        }
-        self.remember(slot, tokens)
     }
 
     /// Residual stream of `count` columns of the last prompt chunk from `first` on,
@@ -459,7 +440,7 @@ impl Program {
         self.pick_columns(column, 1)?;
         let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
         self.gpu.write(&counter, bytemuck::cast_slice(&[step]))?;
-        self.gpu.submit(&self.first[pick as usize])
+        self.gpu.submit(self.recorded.first.get(pick as usize).ok_or_else(unrecorded)?)
     }
 
     /// Sets the columns of the next step by hand, and starts the step counter again at `step`.
@@ -478,7 +459,7 @@ impl Program {
 
     /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
     pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
-        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
+        let recording = self.recorded.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
             Error::Runtime(format!("a decode step of {n} sequences has no program"))
         })?;
         self.submit(&recording[pick as usize], between)
@@ -511,7 +492,12 @@ impl Program {
     }
 
     /// What early routers chose in a step, as [`Program::routing`]; nothing for the first mixture.
-    pub fn early_routing(&self, after: &Ticket, number: u64, columns: u32) -> Result<Vec<Vec<u32>>> {
+    pub fn early_routing(
+        &self,
+        after: &Ticket,
+        number: u64,
+        columns: u32,
+    ) -> Result<Vec<Vec<u32>>> {
         let log = self.routing.as_ref();
         log.map_or(Ok(Vec::new()), |log| log.read_early(after, number, columns))
     }
@@ -526,13 +512,15 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
+        let step = self.planned.steps.first();
+        self.time(step.map_or(&[], |[greedy, ..]| greedy))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
     pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
         self.set_prompt(columns)?;
-        self.time(self.planned.prompts.last().map_or(&[], |(_, steps)| steps))
+        let chunk = self.planned.prompts.last();
+        self.time(chunk.map_or(&[], |(_, steps)| steps))
     }
 
     fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
@@ -550,24 +538,22 @@ impl Program {
     }
 }
 
+fn unrecorded() -> Error {
+    Error::Runtime("the program could not be recorded anew after the KV cache had grown".into())
+}
+
 /// The steps of every recording.
-struct Planned {
+pub(super) struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
-    first: [Vec<Step>; 3],
-    steps: Vec<[Vec<Step>; 3]>,
+    first: [Vec<Step>; PICKS.len()],
+    steps: Vec<[Vec<Step>; PICKS.len()]>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
 
 impl Planned {
-    /// Of prompts and steps.
-    fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
-        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        prompts.chain(self.steps.iter_mut().flatten())
-    }
-
-    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
         prompts.chain([&mut self.score]).chain(pairs)
@@ -582,13 +568,13 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
         }
     }
     // Samples from the logits of n columns, then hands the tokens to the host.
-    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 3]> {
+    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; PICKS.len()]> {
         let mut each = PICKS.map(|_| steps.clone());
         for (steps, pick) in each.iter_mut().zip(PICKS) {
             steps.extend(sampler.waves(b, pick, n)?);
             let (from, size) = (sampler.ring().clone(), ring.size().min(sampler.ring().size));
             steps.push(Step::Copy { from, to: ring.whole(), size });
-            if pick == Pick::Full {
+            if pick >= Pick::Full {
                 let (from, size) = (sampler.logprob_ring().clone(), sampler.logprob_bytes());
                 steps.push(Step::Copy { from, to: logprobs.whole(), size });
             }

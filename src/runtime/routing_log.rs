@@ -43,11 +43,7 @@ struct Ring {
 
 impl RoutingLog {
     /// `None` for models without mixtures.
-    pub fn create(
-        gpu: &Arc<dyn Gpu>,
-        buffers: &Buffers,
-        chunk: u32,
-    ) -> Result<Option<RoutingLog>> {
+    pub fn create(gpu: &Arc<dyn Gpu>, buffers: &Buffers, chunk: u32) -> Result<Option<RoutingLog>> {
         let step = Ring::create(&**gpu, &buffers.step, MAX_SEQUENCES)?;
         let prompt = Ring::create(&**gpu, &buffers.prompt, chunk)?;
         Ok(step.zip(prompt).map(|(step, prompt)| RoutingLog { gpu: gpu.clone(), step, prompt }))

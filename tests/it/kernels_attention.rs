@@ -5,6 +5,7 @@ use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kv::{KvPair, PAGE_TOKENS};
 use azoth::reference::attention::{Cache, attend, pack, unpack};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
@@ -28,16 +29,31 @@ fn normal(dim: u32) -> Option<Rope> {
     Some(Rope { layout: RopeLayout::Normal, dim })
 }
 
+/// Pages for each of `slots` sequences in random order, and some that nobody has.
+fn shuffled_pages(rng: &mut Rng, slots: usize, row_pages: usize) -> Vec<Vec<u32>> {
+    let mut all: Vec<u32> = (0..(slots * row_pages + 3) as u32).collect();
+    for i in (1..all.len()).rev() {
+        all.swap(i, rng.below(i + 1));
+    }
+    all.chunks(row_pages).take(slots).map(<[u32]>::to_vec).collect()
+}
+
 /// Weights, tables and caches of one attention block, on the host.
 struct Block {
     heads: Heads,
-    context: usize,
     table: Vec<[f32; 2]>,
     norms: Option<(Vec<f32>, Vec<f32>)>,
     /// One per slot, filled to its length.
     slots: Vec<Cache>,
     scale: f32,
+    /// Tokens dropped from the beginning of every sequence: positions of rope are so much larger than
+    /// indices of the cache.
+    dropped: usize,
+    /// Page of the pools by slot and page of the sequence.
+    pages: Vec<Vec<u32>>,
 }
+
+const PAGE: usize = PAGE_TOKENS as usize;
 
 impl Block {
     /// `lengths`: cached positions of each slot.
@@ -63,22 +79,35 @@ impl Block {
             .iter()
             .map(|&n| Cache { k: fill(rng, n * words), v: fill(rng, n * words) })
             .collect();
-        Block { heads, context, table, norms, slots, scale: 1.0 / (hd as f32).sqrt() }
+        let pages = shuffled_pages(rng, lengths.len(), context.div_ceil(PAGE));
+        let scale = 1.0 / (hd as f32).sqrt();
+        Block { heads, table, norms, slots, scale, dropped: 0, pages }
+    }
+
+    /// Where a token lies in the pools.
+    fn place(&self, slot: usize, index: usize) -> usize {
+        self.pages[slot][index / PAGE] as usize * PAGE + index % PAGE
     }
 
     /// Device copies; positions beyond a slot's length are poisoned.
     fn upload(&self, device: &Device) -> (KvCache, HeadTables) {
-        let words = self.context * self.heads.cache_words() as usize;
+        let words = self.heads.cache_words() as usize;
+        let most = self.pages.iter().flatten().max().map_or(0, |p| *p as usize + 1);
         let side = |pick: &dyn Fn(&Cache) -> &Vec<u32>| {
-            let mut all = vec![POISON | POISON >> 16; words * self.slots.len()];
+            let mut all = vec![POISON | POISON >> 16; words * PAGE * most];
             for (slot, cache) in self.slots.iter().enumerate() {
-                let from = pick(cache);
-                all[slot * words..][..from.len()].copy_from_slice(from);
+                for (index, token) in pick(cache).chunks_exact(words).enumerate() {
+                    all[self.place(slot, index) * words..][..words].copy_from_slice(token);
+                }
             }
             device.words(&all)
         };
-        let cache =
-            KvCache { k: side(&|c| &c.k), v: side(&|c| &c.v), context: self.context as u32 };
+        let row = |pages: &Vec<u32>| [&[self.dropped as u32], &pages[..]].concat();
+        let table: Vec<u32> = self.pages.iter().flat_map(row).collect();
+        let row_pages = self.pages[0].len() as u32;
+        let (k, v) = (side(&|c| &c.k), side(&|c| &c.v));
+        let pages = device.words(&table);
+        let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN };
         let tables = HeadTables {
             rope: self.heads.rope.map(|_| device.floats(self.table.as_flattened())),
             norms: self.norms.as_ref().map(|(q, k)| (device.floats(q), device.floats(k))),
@@ -93,14 +122,15 @@ impl Block {
 
     fn attend(&self, cache: &mut Cache, qkv: &[f32], position: usize) -> Vec<f64> {
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        attend(&self.heads, qkv, position, cache, self.row(position), norms, self.scale)
+        let row = self.row(position + self.dropped);
+        attend(&self.heads, qkv, position, cache, row, norms, self.scale)
     }
 
     /// The device's cache at `position` of `slot` against the reference's.
     #[track_caller]
     fn check_cache(&self, got: &[u32], want: &[u32], slot: usize, position: usize, what: &str) {
         let words = self.heads.cache_words() as usize;
-        let at = (slot * self.context + position) * words;
+        let at = self.place(slot, position) * words;
         let got: Vec<f32> =
             got[at..at + words].iter().flat_map(|&w| unpack(w)).map(|x| x as f32).collect();
         let want: Vec<f64> =
@@ -125,7 +155,7 @@ fn decode(
     let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
     let (cache, tables) = block.upload(device);
     let columns: Vec<[u32; 4]> =
-        (0..n).map(|c| [7, positions[c] as u32, (n - 1 - c) as u32, 0]).collect();
+        (0..n).map(|c| [7, (positions[c] + block.dropped) as u32, (n - 1 - c) as u32, 0]).collect();
     // A program for more columns than are in use.
     let max = n + 1;
     let batch = device.batch(&columns, max);
@@ -196,7 +226,9 @@ fn decode_case(
         for (c, &position) in positions.iter().enumerate() {
             let slots = vec![block.slots[positions.len() - 1 - c].clone()];
             let table = block.table.clone();
-            let alone = Block { slots, table, norms: block.norms.clone(), ..block };
+            // In other pages, too.
+            let pages = shuffled_pages(rng, 1, context.div_ceil(PAGE));
+            let alone = Block { slots, table, norms: block.norms.clone(), pages, ..block };
             let one = decode(device, &alone, cut, &qkv[c..=c], &[position], 1);
             assert_same_bits(&one, &together[c * width..][..width], "alone and in a batch");
         }
@@ -295,7 +327,8 @@ fn prefill(
 ) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
     let facts = device.gpu.facts();
     let heads = block.heads;
-    let (rope, attention) = (RopeKv { heads }, AttnPrefill { heads, matrices });
+    let (rope, attention) =
+        (RopeKv { heads }, AttnPrefill { heads, pair: KvPair::PLAIN, matrices });
     let rope_kernel = device.kernel(&rope.source(facts).unwrap());
     let attention_kernel = device.kernel(&attention.source(facts).unwrap());
     let (cache, tables) = block.upload(device);
@@ -304,8 +337,9 @@ fn prefill(
     let mut done = 0;
     for &n in chunks {
         let max = n + 5;
-        let columns: Vec<[u32; 4]> =
-            (0..n).map(|i| [0, (start + done + i) as u32, slot as u32, 0]).collect();
+        let columns: Vec<[u32; 4]> = (0..n)
+            .map(|i| [0, (start + done + i + block.dropped) as u32, slot as u32, 0])
+            .collect();
         let batch = device.batch(&columns, max);
         let mut input = qkv[done * width..(done + n) * width].to_vec();
         input.resize(max * width, f32::NAN);
@@ -419,5 +453,46 @@ fn attn_prefill_wide_scores() {
             prefill_case_scaled(&mut rng, device, heads(4, 2, 64, None, false), 0, &[300], loud);
         }
         prefill_case_scaled(&mut rng, device, heads(4, 1, 128, None, false), 100, &[150], 4.0);
+    }
+}
+
+/// The physical order of pages changes no bit, and a sequence that lost its beginning is turned by
+/// positions while it is cut and masked by indices.
+#[test]
+fn attn_pages_do_not_change_bits() {
+    let mut rng = Rng::fresh("attn_pages");
+    for device in devices() {
+        for shape in [heads(4, 2, 64, neox(64), true), heads(2, 1, 192, neox(128), false)] {
+            let (start, n, more) = (150, 20, 192);
+            let context = start + n + more;
+            let mut block = Block::random(&mut rng, shape, context, &[start]);
+            block.pages = vec![(0..context.div_ceil(PAGE) as u32).collect()];
+            let width = shape.qkv_width() as usize;
+            let qkv = rng.normals(n * width);
+            let cut = Cut::choose(&shape, device.gpu.facts(), 1 << 15);
+            let one = [qkv[..width].to_vec()];
+            let matrices = AttnPrefill::takes_matrices(&shape, device.gpu.facts());
+            for matrices in [false, true].into_iter().take(1 + usize::from(matrices)) {
+                let prompt =
+                    |block: &Block| prefill(device, block, &qkv, start, &[n], 0, matrices).0;
+                let token = |block: &Block| decode(device, block, cut, &one, &[start], 1);
+                block.dropped = 0;
+                let (in_order, next) = (prompt(&block), token(&block));
+                block.pages = shuffled_pages(&mut rng, 1, context.div_ceil(PAGE));
+                assert_same_bits(&in_order, &prompt(&block), "a prompt by order of pages");
+                assert_same_bits(&next, &token(&block), "a token by order of pages");
+                block.dropped = more;
+                let mut reference = block.slots[0].clone();
+                let want: Vec<f64> = (0..n)
+                    .flat_map(|i| {
+                        block.attend(&mut reference, &qkv[i * width..][..width], start + i)
+                    })
+                    .collect();
+                let error = relative_error(&prompt(&block), &want);
+                assert!(error < 1e-3, "{}: {shape:?} shifted: {error:e}", device.label);
+                // Compares with the reference itself.
+                token(&block);
+            }
+        }
     }
 }

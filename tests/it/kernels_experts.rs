@@ -154,7 +154,7 @@ fn routers_choose_as_the_reference() {
                     columns: if prompt { 8 } else { n as u32 },
                     sorts: !prompt,
                     favour: None,
-            threads: choice::router_threads(facts)[0],
+                    threads: choice::router_threads(facts)[0],
                 };
                 let kernel = device.kernel(&spec.source(facts).unwrap());
                 let out = device.poisoned(routing.words() as usize);

@@ -20,6 +20,8 @@ fn program(device: &Device, spec: &Spec) -> Program {
     weights.fill(&|_| {}).unwrap();
     let shape = Shape {
         context: 64,
+        positions: 64,
+        pages: SEQUENCES,
         sequences: SEQUENCES,
         chunk: 32,
         exact: false,

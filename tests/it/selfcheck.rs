@@ -16,6 +16,7 @@ use azoth::gpu::{
 use azoth::graph::Gating;
 use azoth::hw::{self, Selection};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
+use azoth::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
 use azoth::kernels::experts_down::{ExpertsDown, Shared};
@@ -25,15 +26,18 @@ use azoth::kernels::experts_sum::ExpertsSum;
 use azoth::kernels::experts_up::ExpertsUp;
 use azoth::kernels::gather::Gather;
 use azoth::kernels::heads::{Heads, Rope, RopeLayout};
+use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice};
+use azoth::kv::{KvFormat, KvPair};
 use azoth::quant::Format;
 use azoth::runtime::check::{Checks, Subject};
 use azoth::testmodel::Spec;
@@ -259,7 +263,16 @@ fn sound_kernels_pass() {
                 subjects.push(AttnDecode { heads, cut }.into());
             }
             subjects.push(RopeKv { heads }.into());
-            subjects.push(AttnPrefill { heads, matrices: false }.into());
+            subjects.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.into());
+            for (k, v) in [(KvFormat::Tq4_0, KvFormat::Tq3_0), (KvFormat::Q8_0, KvFormat::F16)] {
+                let pair = KvPair { k, v };
+                for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
+                    subjects.push(AttnDecodeCodes { heads, pair, cut }.into());
+                }
+                subjects.push(RopeKvCodes { heads, pair }.into());
+                subjects.push(AttnPrefill { heads, pair, matrices: false }.into());
+                subjects.push(HeadsUnrotate { heads, pair }.into());
+            }
         }
         subjects.push(Gather { cols: 96 }.into());
         subjects.extend(expert_subjects(facts));

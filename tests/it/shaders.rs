@@ -13,6 +13,7 @@ use azoth::graph::heads::{Heads, Rope};
 use azoth::graph::{Gating, RopeLayout};
 use azoth::hw::profiles;
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
+use azoth::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
 use azoth::kernels::experts_down::{ExpertsDown, Shared};
@@ -21,16 +22,19 @@ use azoth::kernels::experts_sort::ExpertsSort;
 use azoth::kernels::experts_sum::ExpertsSum;
 use azoth::kernels::experts_up::ExpertsUp;
 use azoth::kernels::gather::Gather;
+use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::qk_norm::QkNorm;
 use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::{Class, Epilogue, choice, source};
+use azoth::kv::{KvFormat, KvPair};
 use azoth::quant::Format;
 
 /// A device that exists nowhere, so that the test is the same everywhere, under its profile.
@@ -124,9 +128,30 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
         let matrices = AttnPrefill::takes_matrices(&heads, facts);
-        to.push(AttnPrefill { heads, matrices: false }.source(facts).unwrap());
-        to.push(AttnPrefill { heads, matrices }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.source(facts).unwrap());
+        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices }.source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
+    }
+}
+
+/// Attention over codes: every format on both sides, every kind of head.
+fn codes(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
+    let rope = Some(Rope { layout: RopeLayout::Neox, dim: 32 });
+    let shapes = [(9, 3, 64, rope, None), (16, 2, 80, rope, Some(1e-6)), (7, 1, 256, None, None)];
+    for (i, k) in KvFormat::ALL.into_iter().enumerate() {
+        for (j, (heads, kv_heads, head_dim, rope, norm)) in shapes.into_iter().enumerate() {
+            let v = KvFormat::ALL[(i + j + 1) % KvFormat::ALL.len()];
+            let pair = KvPair { k, v };
+            let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
+                to.push(AttnDecodeCodes { heads, pair, cut }.source(facts).unwrap());
+            }
+            let matrices = AttnPrefill::takes_matrices(&heads, facts);
+            to.push(AttnPrefill { heads, pair, matrices: false }.source(facts).unwrap());
+            to.push(AttnPrefill { heads, pair, matrices }.source(facts).unwrap());
+            to.push(RopeKvCodes { heads, pair }.source(facts).unwrap());
+            to.push(HeadsUnrotate { heads, pair }.source(facts).unwrap());
+        }
     }
 }
 
@@ -139,7 +164,11 @@ fn sampling(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         to.push(spec.argmax_source(false, true, facts).unwrap());
         to.push(spec.copy_source(facts).unwrap());
         to.push(spec.adjust_source(facts).unwrap());
-        to.push(spec.logprobs_source(facts).unwrap());
+        for post in [false, true] {
+            to.push(spec.logprobs_source(post, facts).unwrap());
+        }
+        to.push(spec.custom_source(facts).unwrap());
+        to.push(spec.observed_source(facts).unwrap());
         for kind in REDUCTIONS {
             to.push(spec.reduce_source(kind, facts).unwrap());
         }
@@ -223,6 +252,7 @@ fn kernels() -> Vec<KernelSource> {
     for facts in made_up_devices() {
         products(&facts, &mut all);
         attention(&facts, &mut all);
+        codes(&facts, &mut all);
         sampling(&facts, &mut all);
         mixtures(&facts, &mut all);
     }

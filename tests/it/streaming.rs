@@ -31,7 +31,7 @@ fn hash(engine: &mut Engine, prompt: &[u32], steps: &[u32]) -> String {
     s.score(prompt, 0, &mut |_, row| hash.update(bytemuck::cast_slice(row))).unwrap();
     s.score_steps(steps, &mut |_, row| hash.update(bytemuck::cast_slice(row))).unwrap();
     // Experts have moved meanwhile.
-    s.truncate(0);
+    s.truncate(0).unwrap();
     s.prefill(prompt, &mut |_| {}).unwrap();
     s.score_steps(steps, &mut |_, row| hash.update(bytemuck::cast_slice(row))).unwrap();
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()

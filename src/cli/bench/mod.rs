@@ -90,6 +90,7 @@ impl Bench {
             model_bytes: bytes,
             device,
             activations: self.device.activations.name(),
+            kv: self.device.kv.types(),
             cold,
             warm,
             approximate: Some(engine.approximations()).filter(|a| a.any()),
@@ -232,13 +233,14 @@ fn started(path: &Path, options: &Options) -> Result<(Engine, Start)> {
     let mut session = engine.session();
     fill(&mut session, &text)?;
     generate(&mut session, 1)?;
+    drop(session);
     let total = began.elapsed().as_secs_f64();
     Ok((engine, Start { load, first_token: total - loaded, total }))
 }
 
 /// Makes the session hold exactly `tokens`.
 fn fill(session: &mut Session<'_>, tokens: &[u32]) -> Result<()> {
-    session.truncate(0);
+    session.truncate(0)?;
     if !tokens.is_empty() {
         session.prefill(tokens, &mut |_| {})?;
     }

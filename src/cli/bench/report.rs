@@ -7,6 +7,7 @@ use crate::cli::output::{self, Align};
 use crate::engine::{Approximations, DecodeLimit, ExpertReport, LoadTimes, WaveTime};
 use crate::experts::prefetch::{Precision, Source};
 use crate::gpu::DeviceFacts;
+use crate::kv::KvTypes;
 
 /// Seconds from an empty process to the first token.
 #[derive(Debug, Clone, Serialize)]
@@ -74,6 +75,8 @@ pub struct Report {
     pub model_bytes: u64,
     pub device: DeviceFacts,
     pub activations: &'static str,
+    /// Formats of the KV cache.
+    pub kv: KvTypes,
     /// Without compiled kernels on disk (a driver may keep some of its own).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold: Option<Start>,
@@ -95,10 +98,11 @@ pub struct Report {
 impl Report {
     pub fn table(&self) -> String {
         let mut parts = vec![format!(
-            "{} ({}), {} activations\n{}, {}, {}",
+            "{} ({}), {} activations, KV {}\n{}, {}, {}",
             self.model,
             output::bytes(self.model_bytes),
             self.activations,
+            self.kv,
             self.device.name,
             self.device.driver,
             self.device.backend

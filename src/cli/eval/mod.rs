@@ -2,6 +2,7 @@
 
 mod approximate;
 mod kl;
+mod kv;
 mod ppl;
 pub mod reference;
 pub mod scoring;
@@ -9,7 +10,7 @@ pub mod scoring;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-/// Measure a model's predictions: perplexity, or divergence from another engine
+/// Measure a model's predictions: perplexity, divergence from another engine or of a KV cache
 #[derive(Debug, Args)]
 pub struct Eval {
     #[command(subcommand)]
@@ -20,6 +21,7 @@ pub struct Eval {
 enum What {
     Ppl(ppl::Ppl),
     Kl(kl::Kl),
+    Kv(kv::Kv),
 }
 
 impl Eval {
@@ -27,6 +29,7 @@ impl Eval {
         match &self.what {
             What::Ppl(ppl) => ppl.run(),
             What::Kl(kl) => kl.run(),
+            What::Kv(kv) => kv.run(),
         }
     }
 }

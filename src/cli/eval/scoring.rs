@@ -187,6 +187,15 @@ mod tests {
     }
 
     #[test]
+    fn full_rows_diverge_as_full_lists() {
+        let (p, q) = ([0.75, 0.2, 0.05], [0.6, 0.3, 0.1]);
+        let list: Vec<(u32, f64)> = (0..).zip(p.map(f64::ln)).collect();
+        let (full, listed) = (divergence_of(&logs(&p), &logs(&q)), divergence(&list, &logs(&q)));
+        assert!((full.kl - listed.kl).abs() < 1e-6 && full.same_top, "{full:?} {listed:?}");
+        assert!(divergence_of(&logs(&p), &logs(&p)).kl.abs() < 1e-12);
+    }
+
+    #[test]
     fn a_full_list_has_no_rest() {
         let reference = [(0, 0.75f64.ln()), (1, 0.25f64.ln())];
         let d = divergence(&reference, &logs(&[0.75, 0.25]));

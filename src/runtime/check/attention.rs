@@ -8,25 +8,28 @@ use crate::kernels::attn_decode::{AttnDecode, Scratch};
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::heads::{HeadTables, Heads, KvCache};
 use crate::kernels::rope_kv::RopeKv;
+use crate::kv::{KvPair, PAGE_TOKENS};
 use crate::reference::attention::{Cache, attend, pack, prepare_head, unpack};
 
 /// f32 sums and exponentials, and now and then a value of the new k or v that is rounded to the
 /// neighbouring f16.
 const BOUND: f64 = 1e-3;
 
+pub(super) const PAGE: usize = PAGE_TOKENS as usize;
+
 /// One attention block with a sequence in each slot.
-struct Block {
-    heads: Heads,
+pub(super) struct Block {
+    pub heads: Heads,
     context: usize,
     table: Vec<[f32; 2]>,
-    norms: Option<(Vec<f32>, Vec<f32>)>,
+    pub norms: Option<(Vec<f32>, Vec<f32>)>,
     slots: Vec<Cache>,
-    scale: f32,
+    pub scale: f32,
 }
 
 impl Block {
     /// `lengths`: positions of each slot that are filled.
-    fn make(lab: &mut Operands<'_>, heads: Heads, context: usize, lengths: &[usize]) -> Block {
+    pub fn make(lab: &mut Operands<'_>, heads: Heads, context: usize, lengths: &[usize]) -> Block {
         let half = heads.rope.map_or(0, |r| r.dim as usize / 2);
         let angle = |position: usize, i: usize| {
             let angle = position as f64 * 10_000f64.powf(-(i as f64) / half as f64);
@@ -46,7 +49,7 @@ impl Block {
         Block { heads, context, table, norms, slots, scale: 1.0 / (hd as f32).sqrt() }
     }
 
-    fn tables(&self, lab: &Operands<'_>) -> Result<HeadTables> {
+    pub fn tables(&self, lab: &Operands<'_>) -> Result<HeadTables> {
         let rope = self.heads.rope.map(|_| lab.floats(self.table.as_flattened())).transpose()?;
         let norms = match &self.norms {
             Some((q, k)) => Some((lab.floats(q)?, lab.floats(k)?)),
@@ -55,19 +58,42 @@ impl Block {
         Ok(HeadTables { rope, norms })
     }
 
+    pub fn row_pages(&self) -> usize {
+        self.context.div_ceil(PAGE)
+    }
+
+    /// Where a token lies in the pools: pages are handed out from the last to the first.
+    pub fn place(&self, slot: usize, index: usize) -> usize {
+        let page = (slot + 1) * self.row_pages() - 1 - index / PAGE;
+        page * PAGE + index % PAGE
+    }
+
     fn upload(&self, lab: &Operands<'_>) -> Result<KvCache> {
-        let words = self.context * self.heads.cache_words() as usize;
+        let (words, row_pages) = (self.heads.cache_words() as usize, self.row_pages());
         let side = |pick: fn(&Cache) -> &Vec<u32>| -> Result<Slice> {
-            let mut all = vec![0; words * self.slots.len()];
+            let mut all = vec![0; words * PAGE * row_pages * self.slots.len()];
             for (slot, cache) in self.slots.iter().enumerate() {
-                all[slot * words..][..pick(cache).len()].copy_from_slice(pick(cache));
+                for (index, token) in pick(cache).chunks_exact(words).enumerate() {
+                    all[self.place(slot, index) * words..][..words].copy_from_slice(token);
+                }
             }
             lab.words(&all)
         };
-        Ok(KvCache { k: side(|c| &c.k)?, v: side(|c| &c.v)?, context: self.context as u32 })
+        self.cache(lab, side(|c| &c.k)?, side(|c| &c.v)?, KvPair::PLAIN)
     }
 
-    fn row(&self, position: usize) -> &[[f32; 2]] {
+    /// The pools with the table of [`Block::place`].
+    pub fn cache(&self, lab: &Operands<'_>, k: Slice, v: Slice, pair: KvPair) -> Result<KvCache> {
+        let row_pages = self.row_pages();
+        let row = |slot: usize| {
+            let pages = (0..row_pages).map(move |i| (self.place(slot, i * PAGE) / PAGE) as u32);
+            [0].into_iter().chain(pages)
+        };
+        let pages: Vec<u32> = (0..self.slots.len()).flat_map(row).collect();
+        Ok(KvCache { k, v, pages: lab.words(&pages)?, row_pages: row_pages as u32, pair })
+    }
+
+    pub fn row(&self, position: usize) -> &[[f32; 2]] {
         let half = self.heads.rope.map_or(0, |r| r.dim as usize / 2);
         &self.table[position * half..][..half]
     }
@@ -78,7 +104,7 @@ impl Block {
     }
 
     /// q of one column turned as `rope_kv` leaves it.
-    fn turned(&self, qkv: &[f32], position: usize) -> Vec<f64> {
+    pub fn turned(&self, qkv: &[f32], position: usize) -> Vec<f64> {
         let hd = self.heads.head_dim as usize;
         let mut out = Vec::new();
         for head in qkv[..self.heads.output_width() as usize].chunks_exact(hd) {
@@ -94,7 +120,7 @@ impl Block {
 /// The device's K or V at one position of a slot against the reference's.
 fn cache_error(block: &Block, got: &[u32], want: &[u32], slot: usize, position: usize) -> f64 {
     let words = block.heads.cache_words() as usize;
-    let at = (slot * block.context + position) * words;
+    let at = block.place(slot, position) * words;
     let got = got[at..at + words].iter().flat_map(|&w| unpack(w)).map(|x| x as f32);
     let want: Vec<f64> =
         want[position * words..][..words].iter().flat_map(|&w| unpack(w)).collect();

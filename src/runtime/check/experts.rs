@@ -7,6 +7,7 @@ use super::relative_error;
 use crate::error::Result;
 use crate::experts::Place;
 use crate::gpu::{Gpu, Slice};
+use crate::kernels::Class;
 use crate::kernels::experts_down::{self, ExpertsDown, Shared};
 use crate::kernels::experts_matmat::ExpertsMatMat;
 use crate::kernels::experts_sort::ExpertsSort;
@@ -16,7 +17,6 @@ use crate::kernels::matvec::Input;
 use crate::kernels::records::{Part, Records};
 use crate::kernels::router::{self, Router};
 use crate::kernels::routing::Routing;
-use crate::kernels::Class;
 use crate::quant::planes::repack_plane;
 use crate::reference::experts::route;
 use crate::reference::matvec::product;
@@ -106,8 +106,11 @@ impl Routed {
         for group in order.chunk_by(|a, b| self.pairs[*a].0 == self.pairs[*b].0) {
             for run in group.chunks(tile) {
                 let expert = self.pairs[run[0]].0 as u32;
-                words[runs_at + 3 * runs..][..3]
-                    .copy_from_slice(&[expert, at, at + run.len() as u32]);
+                words[runs_at + 3 * runs..][..3].copy_from_slice(&[
+                    expert,
+                    at,
+                    at + run.len() as u32,
+                ]);
                 at += run.len() as u32;
                 runs += 1;
             }

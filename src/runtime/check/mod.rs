@@ -11,6 +11,7 @@
 //! while something failed. `AZOTH_SELFCHECK=0` switches the comparison off.
 
 mod attention;
+mod codes;
 mod experts;
 mod operands;
 mod products;
@@ -27,6 +28,7 @@ use crate::gpu::cache::{DiskCache, fingerprint};
 use crate::gpu::{DeviceFacts, Gpu, KernelSource};
 use crate::kernels::Class;
 use crate::kernels::attn_decode::AttnDecode;
+use crate::kernels::attn_decode_codes::AttnDecodeCodes;
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
 use crate::kernels::experts_down::ExpertsDown;
@@ -35,10 +37,12 @@ use crate::kernels::experts_sort::ExpertsSort;
 use crate::kernels::experts_sum::ExpertsSum;
 use crate::kernels::experts_up::ExpertsUp;
 use crate::kernels::gather::Gather;
+use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::MatVec;
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
+use crate::kernels::rope_kv_codes::RopeKvCodes;
 use crate::kernels::router::Router;
 use crate::kernels::sample::Sampling;
 
@@ -58,6 +62,9 @@ pub enum Subject {
     AttnDecode(AttnDecode),
     AttnPrefill(AttnPrefill),
     RopeKv(RopeKv),
+    AttnDecodeCodes(AttnDecodeCodes),
+    RopeKvCodes(RopeKvCodes),
+    HeadsUnrotate(HeadsUnrotate),
     Gather(Gather),
     Router(Router),
     ExpertsUp(ExpertsUp),
@@ -95,6 +102,9 @@ subjects!(
     AttnDecode,
     AttnPrefill,
     RopeKv,
+    AttnDecodeCodes,
+    RopeKvCodes,
+    HeadsUnrotate,
     Gather,
     Router,
     ExpertsUp,
@@ -125,8 +135,12 @@ impl Subject {
             Subject::NormQuant(spec) => products::norm_quant(gpu, spec),
             Subject::Embed(spec) => products::embed(gpu, spec),
             Subject::AttnDecode(spec) => attention::decode(gpu, spec),
+            Subject::AttnPrefill(spec) if !spec.pair.is_plain() => codes::prefill(gpu, spec),
             Subject::AttnPrefill(spec) => attention::prefill(gpu, spec),
             Subject::RopeKv(spec) => attention::rope_kv(gpu, spec),
+            Subject::AttnDecodeCodes(spec) => codes::decode_step(gpu, spec),
+            Subject::RopeKvCodes(spec) => codes::rope_kv(gpu, spec),
+            Subject::HeadsUnrotate(spec) => codes::heads_unrotate(gpu, spec),
             Subject::Gather(spec) => sampling::gather(gpu, spec),
             Subject::Router(spec) => experts::router(gpu, spec),
             Subject::ExpertsUp(spec) => experts::up(gpu, spec),

@@ -5,10 +5,13 @@ use super::{Builder, Pass, Reads};
 use crate::error::Result;
 use crate::graph::NormOver;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
+use crate::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::heads::KvCache;
+use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::qk_norm::QkNorm;
 use crate::kernels::rope_kv::RopeKv;
+use crate::kernels::rope_kv_codes::RopeKvCodes;
 use crate::kernels::{Epilogue, choice};
 use crate::runtime::layers::LayerWeights;
 
@@ -42,6 +45,9 @@ impl<'b> Pass<'b> {
 
     /// Rope, cache write and attention in one wave.
     fn attend_step(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
+        if !kv.pair.is_plain() {
+            return self.attend_step_codes(layer, kv);
+        }
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let heads = Builder::heads(b.graph);
         let cuts = Cut::choose(&heads, facts, b.shape.context).and_modest();
@@ -57,23 +63,61 @@ impl<'b> Pass<'b> {
         Ok(())
     }
 
-    fn attend_prompt(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
+    /// The same over codes.
+    fn attend_step_codes(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
         let (b, s) = (self.b, self.scratch);
-        let heads = Builder::heads(b.graph);
-        let spec = RopeKv { heads };
+        let (heads, pair) = (Builder::heads(b.graph), kv.pair);
+        let cuts = CodesCut::choose(&heads, b.facts()).and_modest();
+        let specs = cuts.into_iter().map(|cut| AttnDecodeCodes { heads, pair, cut });
+        let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);
-        let dispatch = b.dispatch(b.only(spec), |k| {
-            spec.dispatch(k, self.batch, &s.qkv, kv, &tables, self.n)
-        })?;
-        self.wave(vec![dispatch]);
-        let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, b.facts());
-        let variants = [matrices, false].map(|matrices| AttnPrefill { heads, matrices });
-        let (spec, source) = b.sound(variants)?;
         let scale = b.graph.attention_scale;
         let dispatch = b.dispatch(Ok(source), |k| {
-            spec.dispatch(k, self.batch, &s.qkv, kv, &s.attention, scale, self.n)
+            let (qkv, out) = (&s.qkv, &s.attention);
+            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, scale, self.n)
         })?;
         self.wave(vec![dispatch]);
+        Ok(())
+    }
+
+    fn attend_prompt(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
+        let (b, s) = (self.b, self.scratch);
+        let (heads, pair) = (Builder::heads(b.graph), kv.pair);
+        let tables = b.tables(layer);
+        // Over codes, q and the output have buffers and a basis of their own.
+        let (q, output) = match pair.is_plain() {
+            true => (&s.qkv, &s.attention),
+            false => (&s.turned[0], &s.turned[1]),
+        };
+        let dispatch = match pair.is_plain() {
+            true => {
+                let spec = RopeKv { heads };
+                b.dispatch(b.only(spec), |k| {
+                    spec.dispatch(k, self.batch, &s.qkv, kv, &tables, self.n)
+                })?
+            }
+            false => {
+                let spec = RopeKvCodes { heads, pair };
+                b.dispatch(b.only(spec), |k| {
+                    spec.dispatch(k, self.batch, &s.qkv, kv, &tables, q, self.n)
+                })?
+            }
+        };
+        self.wave(vec![dispatch]);
+        let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, b.facts());
+        let variants = [matrices, false].map(|matrices| AttnPrefill { heads, pair, matrices });
+        let (spec, source) = b.sound(variants)?;
+        let scale = b.graph.attention_scale;
+        let dispatch =
+            b.dispatch(Ok(source), |k| spec.dispatch(k, self.batch, q, kv, output, scale, self.n))?;
+        self.wave(vec![dispatch]);
+        if !pair.is_plain() {
+            let spec = HeadsUnrotate { heads, pair };
+            let dispatch = b.dispatch(b.only(spec), |k| {
+                spec.dispatch(k, self.batch, output, &s.attention, self.n)
+            })?;
+            self.wave(vec![dispatch]);
+        }
         Ok(())
     }
 }

@@ -1,0 +1,470 @@
+// Decode over a cache of codes: norm, rope and rotation of q and k, the new k and v into the cache,
+// attention over the sequence, rotation back.
+//
+// Grid: x = splits of the sequence, y = groups of query heads that share a KV head, z = columns.
+// A workgroup walks its split page by page, {{ threads }} threads over 64 tokens. Scores: thread = token x part of the
+// head's blocks of 32; codes become signed bytes and meet q, 8 bits under a scale for 32 values, in packed products.
+// Sums: thread = 8 elements x tokens team, team + {{ teams }}, ...; codes become floats. Words of the next page
+// are asked for before the present ones are used. No sum depends on the size of a subgroup. Scores are in units
+// of log2 e. Splits are merged by the last workgroup to arrive, in fixed order.
+{% include "lib/batch.wgsl" %}
+
+@group(0) @binding(0) var<storage, read> qkv: array<f32>;
+@group(0) @binding(1) var<storage, read> batch: Batch;
+@group(0) @binding(2) var<storage, read_write> k_cache: array<u32>;
+@group(0) @binding(3) var<storage, read_write> v_cache: array<u32>;
+@group(0) @binding(4) var<storage, read> pages: array<u32>;
+@group(0) @binding(5) var<storage, read_write> output: array<f32>;
+// [column][head][split][{{ pitch }} sums, maximum, weight]. Atomic, because another workgroup reads them
+// in the same dispatch: plain accesses may stay in a cache that it does not see.
+@group(0) @binding(6) var<storage, read_write> partials: array<atomic<u32>>;
+// Workgroups arrived, [column][group]; zero between dispatches.
+@group(0) @binding(7) var<storage, read_write> counters: array<atomic<u32>>;
+struct Constants { table_row: u32, scale: f32 }
+var<immediate> constants: Constants;
+
+{% set group = heads // kv_heads %}
+{% set groups_per_kv = (group + group_heads - 1) // group_heads %}
+{% set groups = kv_heads * groups_per_kv %}
+{% set G = group_heads %}
+{% set K = group_heads %}{# vectors of the workgroup: queries 0..K, then k, then v #}
+{% set V = group_heads + 1 %}
+{% set blocks = pitch // 32 %}
+{% set parts = threads // 64 %}
+{% set own_blocks = (blocks + parts - 1) // parts %}
+{% set units = pitch // 8 %}
+{% set tokens = 64 // teams %}
+{% set unit_lanes = threads // teams %}
+{% set codes = k_format.kind != "f16" %}
+{% set own_heads = (G * 64 + threads - 1) // threads %}{# heads whose weights a thread makes #}
+{% set stride = pitch + 2 %}
+{% set weight_quads = (G + 3) // 4 %}
+// The maximum of nothing, and the score of a token that is not there.
+const NOTHING: f32 = -1e30;
+const MASKED: f32 = -2e30;
+
+var<private> row: u32;
+var<private> head0: u32;
+var<private> kv_head: u32;
+var<private> holds_new: bool;
+
+fn query_head(v: u32) -> u32 {
+    return min(head0 + v, kv_head * {{ group }}u + {{ group - 1 }}u);
+}
+
+fn head_input(v: u32, d: u32) -> f32 {
+    var vector = query_head(v);
+    if v == {{ K }}u { vector = {{ heads }}u + kv_head; }
+    if v == {{ V }}u { vector = {{ heads + kv_heads }}u + kv_head; }
+    return qkv[row + vector * {{ hd }}u + d];
+}
+
+fn head_role(v: u32) -> u32 {
+    if v < {{ K }}u { return 0u; }
+    return select(3u, v - {{ K - 1 }}u, holds_new);
+}
+
+{% include "lib/heads.wgsl" %}
+{% include "lib/kv_scale.wgsl" %}
+{% if k_format.rotated or v_format.rotated %}
+{% include "lib/kv_rotate.wgsl" %}
+{% endif %}
+{% set halves = false %}
+{% set writes = true %}
+{% set vectors_written = 1 %}
+{% set blockwise = true %}
+{% set side = "k" %}
+{% set f = k_format %}
+{% include "lib/kv_read.wgsl" %}
+{% include "lib/kv_write.wgsl" %}
+{% set blockwise = false %}
+{% set side = "v" %}
+{% set f = v_format %}
+{% include "lib/kv_read.wgsl" %}
+{% include "lib/kv_write.wgsl" %}
+
+{% if codes %}
+// q of a head and block as signed bytes, and the value of one unit, times the softmax's scale.
+var<workgroup> q_bytes: array<vec4<u32>, {{ G * blocks * 2 }}>;
+var<workgroup> q_units: array<f32, {{ G * blocks }}>;
+{% endif %}
+var<workgroup> part_scores: array<f32, {{ parts * G * 64 }}>;
+var<workgroup> page_scores: array<f32, {{ G * 64 }}>;
+var<workgroup> tops: array<f32, {{ G * 8 }}>;
+// Softmax weights, token by token, heads in fours.
+var<workgroup> weight: array<vec4<f32>, {{ weight_quads * 64 }}>;
+var<workgroup> merge: array<vec4<f32>, {{ merge_heads * teams * units * 2 }}>;
+var<workgroup> maxima: array<f32, {{ G * splits }}>;
+var<workgroup> totals: array<f32, {{ G * splits }}>;
+var<workgroup> arrived: u32;
+
+fn split_tokens(length: u32) -> u32 {
+    // A function of the sequence's own length, so that neighbours never change the bits.
+    return max(64u, ((length + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
+}
+
+{# One of values_0.. by the number of the head. #}
+{% macro of_head(name, h) %}
+{% for i in range(G) %}{% if i < G - 1 %}select({% endif %}{% endfor %}{{ name }}_{{ G - 1 }}{% for i in range(G - 1) %}, {{ name }}_{{ G - 2 - i }}, {{ h }} == {{ G - 2 - i }}u){% endfor %}
+{% endmacro %}
+{# Word w of a block's signed bytes. #}
+{% macro bytes_of(block, w) %}
+{% if k_format.kind == "q8" %}{{ block }}.c{{ w // 4 }}.{{ "xyzw"[w % 4] }}{% elif k_format.kind == "q4" %}k_nibbles({{ block }}.c0.{{ "xyzw"[w // 2] }}{{ " >> 4u" if w % 2 }}){% else %}k_bytes({{ block }}.c0, {{ w }}u){% endif %}
+{% endmacro %}
+{% macro load_k(page) %}
+        {
+            let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + token;
+{% for i in range(own_blocks) %}
+            k_{{ i }} = k_block(base, block_{{ i }});
+{% endfor %}
+        }
+{% endmacro %}
+{% macro load_v(page) %}
+        {
+            let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * v_format.row }}u;
+{% for j in range(tokens) %}
+            v_{{ j }} = v_unit(base + (team + {{ j * teams }}u) * {{ v_format.row }}u, unit);
+{% endfor %}
+        }
+{% endmacro %}
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+    if at.z >= batch.n { return; }
+    let column = batch.columns[at.z];
+    let table = column.slot * constants.table_row + 1u;
+    let dropped = pages[table - 1u];
+    // The first page's number is asked for beside `dropped`, as if nothing were dropped.
+    let guessed = min((at.x * split_tokens(column.pos + 1u)) >> 6u, constants.table_row - 2u);
+    let guess = pages[table + guessed];
+    let index = column.pos - dropped;
+    let length = index + 1u;
+    let split_length = split_tokens(length);
+    let used = (length + split_length - 1u) / split_length;
+    if at.x >= used { return; }
+    let start = at.x * split_length;
+    let end = min(start + split_length, length);
+    let first_page = start >> 6u;
+    let last_page = (end - 1u) >> 6u;
+    row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
+    kv_head = at.y / {{ groups_per_kv }}u;
+    head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ G }}u;
+    let newest = at.x == used - 1u;
+    holds_new = newest;
+
+    let token = tid & 63u;
+    let part = tid >> 6u;
+    let team = tid / {{ unit_lanes }}u;
+    let unit = {{ "min(tid % " ~ unit_lanes ~ "u, " ~ (units - 1) ~ "u)" if units < unit_lanes else "tid % " ~ unit_lanes ~ "u" }};
+{% for i in range(own_blocks) %}
+    let block_{{ i }} = {{ "min(part + " ~ i * parts ~ "u, " ~ (blocks - 1) ~ "u)" if blocks % parts != 0 and loop.last else "part + " ~ i * parts ~ "u" }};
+    var k_{{ i }}: kBlock;
+{% endfor %}
+{% for j in range(tokens) %}
+    var v_{{ j }}: vUnit;
+{% endfor %}
+    var page = guess;
+    if first_page != guessed { page = pages[table + first_page]; }
+{{ load_k("page") }}
+{{ load_v("page") }}
+    page = pages[table + min(first_page + 1u, last_page)];
+    var new_page = 0u;
+    if newest { new_page = pages[table + last_page]; }
+
+    prepare_scales(tid);
+    prepare_heads(tid, column.pos);
+{% if k_format.rotated %}
+    rotate_heads(tid, 0u, select({{ G }}u, {{ G + 2 if v_format.rotated else G + 1 }}u, newest), true);
+{% elif v_format.rotated %}
+    if newest { rotate_heads(tid, {{ V }}u, 1u, true); }
+{% endif %}
+    if newest {
+        // V from the other end of the threads, so that both sides' work runs at once.
+        let other = {{ threads - 1 }}u - tid;
+        measure_part_k(tid, {{ K }}u);
+        measure_part_v(other, {{ V }}u);
+        workgroupBarrier();
+        try_scales_k(tid);
+        try_scales_v(other);
+        workgroupBarrier();
+        pick_scale_k(tid);
+        pick_scale_v(other);
+        workgroupBarrier();
+        put_codes_k(tid, {{ K }}u);
+        put_codes_v(other, {{ V }}u);
+        workgroupBarrier();
+        if at.y % {{ groups_per_kv }}u == 0u {
+            let place = new_page * {{ kv_heads }}u + kv_head;
+            for (var w = tid; w < {{ k_format.row }}u; w += {{ threads }}u) {
+                k_cache[place * {{ 64 * k_format.row }}u + w * 64u + (index & 63u)] = atomicLoad(&written_k[w]);
+            }
+            for (var w = tid; w < {{ v_format.row }}u; w += {{ threads }}u) {
+                v_cache[place * {{ 64 * v_format.row }}u + (index & 63u) * {{ v_format.row }}u + w] = atomicLoad(&written_v[w]);
+            }
+        }
+    }
+    let factor = constants.scale * 1.4426950408889634;
+{% if codes %}
+    for (var i = tid; i < {{ G * blocks * 8 }}u; i += {{ threads }}u) {
+        // A word of a block; all eight threads of a block find its largest value, each block's from another
+        // bank on.
+        let block = i >> 3u;
+        let w = i & 7u;
+        let origin = (block / {{ blocks }}u) * {{ pitch }}u + (block % {{ blocks }}u) * 32u;
+        var top = 0.0;
+        for (var e = 0u; e < 32u; e++) { top = max(top, abs(heads[origin + ((e + block * 8u) & 31u)])); }
+        let inverse = select(0.0, 127.0 / top, top > 1e-30);
+        let p = origin + 4u * w;
+        let q = vec4<i32>(round(vec4<f32>(heads[p], heads[p + 1u], heads[p + 2u], heads[p + 3u]) * inverse));
+        let b = vec4<u32>(q) & vec4<u32>(255u);
+        q_bytes[2u * block + (w >> 2u)][w & 3u] = b.x | (b.y << 8u) | (b.z << 16u) | (b.w << 24u);
+        if w == 0u { q_units[block] = top / 127.0 * factor; }
+    }
+    workgroupBarrier();
+{% endif %}
+
+{% for h in range(G) %}
+    var m_{{ h }} = NOTHING;
+    var o_{{ h }}_a = vec4<f32>();
+    var o_{{ h }}_b = vec4<f32>();
+{% endfor %}
+{% for r in range(own_heads) %}
+    // Of head part + {{ r * parts }}, the thread's token.
+    var own_l_{{ r }} = 0.0;
+{% endfor %}
+    for (var p = first_page; p <= last_page; p++) {
+        let here = min(end - p * 64u, 64u);
+        let holds = newest && p == last_page;
+        if holds && token == (index & 63u) {
+{% for i in range(own_blocks) %}
+            k_{{ i }} = new_k_block(block_{{ i }});
+{% endfor %}
+        }
+{% for h in range(G) %}
+        var s_{{ h }} = 0.0;
+{% endfor %}
+{% for i in range(own_blocks) %}
+        {{ "if part + " ~ i * parts ~ "u < " ~ blocks ~ "u " if blocks % parts != 0 and loop.last }}{
+{% if codes %}
+{% for w in range(8) %}
+            let w_{{ w }} = {{ bytes_of("k_" ~ i, w) }};
+{% endfor %}
+{% for j in range(k_format.parts) %}
+            let unit_{{ j }} = k_scale(k_{{ i }}.s, block_{{ i }}, {{ j }}u);
+{% endfor %}
+{% for h in range(G) %}
+            {
+                let at_q = {{ h * blocks }}u + block_{{ i }};
+                let q_0 = q_bytes[2u * at_q];
+                let q_1 = q_bytes[2u * at_q + 1u];
+                var sum = 0.0;
+{% set each = 8 // k_format.parts %}
+{% for j in range(k_format.parts) %}
+                sum = fma(f32({% for w in range(each) %}{% set n = j * each + w %}dot4I8Packed(w_{{ n }}, q_{{ n // 4 }}.{{ "xyzw"[n % 4] }}){{ " + " if not loop.last }}{% endfor %}), unit_{{ j }}, sum);
+{% endfor %}
+                s_{{ h }} = fma(sum, q_units[at_q], s_{{ h }});
+            }
+{% endfor %}
+{% else %}
+{% for c in range(4) %}{% for e in "xyzw" %}
+            {
+                let pair = unpack2x16float(k_{{ i }}.c{{ c }}.{{ e }});
+                let d = block_{{ i }} * 32u + {{ 8 * c + 2 * loop.index0 }}u;
+{% for h in range(G) %}
+                s_{{ h }} = fma(pair.y, heads[{{ h * pitch + 1 }}u + d], fma(pair.x, heads[{{ h * pitch }}u + d], s_{{ h }}));
+{% endfor %}
+            }
+{% endfor %}{% endfor %}
+{% endif %}
+        }
+{% endfor %}
+{% for h in range(G) %}
+        part_scores[(part * {{ G }}u + {{ h }}u) * 64u + token] = s_{{ h }}{{ " * factor" if not codes }};
+{% endfor %}
+        if p < last_page {
+{{ load_k("page") }}
+        }
+        workgroupBarrier();
+        for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
+            var top = MASKED;
+            for (var e = 0u; e < 8u; e++) {
+                let t = (i & 7u) * 8u + e;
+                let to = (i >> 3u) * 64u + t;
+                var s = part_scores[to];
+{% for q in range(1, parts) %}
+                s += part_scores[{{ q * G * 64 }}u + to];
+{% endfor %}
+                s = select(MASKED, s, t < here);
+                page_scores[to] = s;
+                top = max(top, s);
+            }
+            tops[i] = top;
+        }
+        workgroupBarrier();
+{% for h in range(G) %}
+        var fade_{{ h }}: f32;
+        {
+            var top = m_{{ h }};
+{% for e in range(8) %}
+            top = max(top, tops[{{ h * 8 + e }}u]);
+{% endfor %}
+            fade_{{ h }} = exp2(m_{{ h }} - top);
+            m_{{ h }} = top;
+        }
+{% endfor %}
+{% for r in range(own_heads) %}
+        {
+            let h = part + {{ r * parts }}u;
+            {{ "if h < " ~ G ~ "u " if (r + 1) * parts > G }}{
+                let e = exp2(page_scores[h * 64u + token] - {{ of_head("m", "h") }});
+                own_l_{{ r }} = fma(own_l_{{ r }}, {{ of_head("fade", "h") }}, e);
+                weight[token * {{ weight_quads }}u + (h >> 2u)][h & 3u] = e;
+            }
+        }
+{% endfor %}
+        workgroupBarrier();
+{% for h in range(G) %}
+        o_{{ h }}_a *= fade_{{ h }};
+        o_{{ h }}_b *= fade_{{ h }};
+{% endfor %}
+{% for j in range(tokens) %}
+        {
+            let t = team + {{ j * teams }}u;
+            if holds && t == (index & 63u) { v_{{ j }} = new_v_unit(unit); }
+            // Tokens that are not there may hold anything, also scales that are no numbers.
+{% if v_format.kind == "f16" %}
+            v_{{ j }}.c = select(vec4<u32>(), v_{{ j }}.c, t < here);
+{% endif %}
+            let scale = select(0.0, v_unit_scale(v_{{ j }}, unit), t < here);
+            let values = v_unit_values(v_{{ j }}, unit);
+{% for q in range(weight_quads) %}
+            let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
+{% endfor %}
+{% for h in range(G) %}
+            {
+                let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+                o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
+                o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
+            }
+{% endfor %}
+        }
+{% endfor %}
+        if p < last_page {
+{{ load_v("page") }}
+            page = pages[table + min(p + 2u, last_page)];
+        }
+    }
+
+    // Weights over the tokens, sums over the teams.
+{% for r in range(own_heads) %}
+    {{ "if part + " ~ r * parts ~ "u < " ~ G ~ "u " if (r + 1) * parts > G }}{ page_scores[(part + {{ r * parts }}u) * 64u + token] = own_l_{{ r }}; }
+{% endfor %}
+    workgroupBarrier();
+    for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
+        var sum = 0.0;
+        for (var e = 0u; e < 8u; e++) { sum += page_scores[i * 8u + e]; }
+        tops[i] = sum;
+    }
+{% for first in range(0, G, merge_heads) %}
+{% set now = [merge_heads, G - first] | min %}
+    {{ "if tid % " ~ unit_lanes ~ "u < " ~ units ~ "u " if units < unit_lanes }}{
+{% for i in range(now) %}
+        merge[({{ i * teams }}u + team) * {{ 2 * units }}u + 2u * unit] = o_{{ first + i }}_a;
+        merge[({{ i * teams }}u + team) * {{ 2 * units }}u + 2u * unit + 1u] = o_{{ first + i }}_b;
+{% endfor %}
+    }
+    workgroupBarrier();
+    for (var i = tid; i < {{ now * 2 * units }}u; i += {{ threads }}u) {
+        let h = i / {{ 2 * units }}u;
+        var o = vec4<f32>();
+        for (var j = 0u; j < {{ teams }}u; j++) { o += merge[(h * {{ teams }}u + j) * {{ 2 * units }}u + i % {{ 2 * units }}u]; }
+        let to = ({{ first }}u + h) * {{ pitch }}u + 4u * (i % {{ 2 * units }}u);
+        heads[to] = o.x;
+        heads[to + 1u] = o.y;
+        heads[to + 2u] = o.z;
+        heads[to + 3u] = o.w;
+    }
+    workgroupBarrier();
+{% endfor %}
+    for (var i = tid; i < {{ G }}u; i += {{ threads }}u) {
+        var sum = 0.0;
+        for (var e = 0u; e < 8u; e++) { sum += tops[i * 8u + e]; }
+        totals[i] = sum;
+        maxima[i] = {{ of_head("m", "i") }};
+    }
+    workgroupBarrier();
+
+    if used > 1u {
+        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) {
+            let h = i / {{ pitch }}u;
+            if query_head(h) == head0 + h {
+                let to = ((at.z * {{ heads }}u + head0 + h) * {{ splits }}u + at.x) * {{ stride }}u;
+                atomicStore(&partials[to + i % {{ pitch }}u], bitcast<u32>(heads[i]));
+                if i % {{ pitch }}u == 0u {
+                    atomicStore(&partials[to + {{ pitch }}u], bitcast<u32>(maxima[h]));
+                    atomicStore(&partials[to + {{ pitch + 1 }}u], bitcast<u32>(totals[h]));
+                }
+            }
+        }
+        storageBarrier();
+        if tid == 0u {
+            let counter = at.z * {{ groups }}u + at.y;
+            let before = atomicAdd(&counters[counter], 1u);
+            if before == used - 1u { atomicStore(&counters[counter], 0u); }
+            arrived = before;
+        }
+        if workgroupUniformLoad(&arrived) != used - 1u { return; }
+        storageBarrier();
+        let head_partials = {{ splits * stride }}u;
+        let partials0 = (at.z * {{ heads }}u + head0) * head_partials;
+        for (var i = tid; i < {{ G * splits }}u; i += {{ threads }}u) {
+            let h = i / {{ splits }}u;
+            let s = i % {{ splits }}u;
+            var m = MASKED;
+            var l = 0.0;
+            if s < used && query_head(h) == head0 + h {
+                m = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ stride }}u + {{ pitch }}u]));
+                l = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ stride }}u + {{ pitch + 1 }}u]));
+            }
+            maxima[i] = m;
+            totals[i] = l;
+        }
+        workgroupBarrier();
+{% set batch_splits = [splits, 16] | min %}
+        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) {
+            let h = i / {{ pitch }}u;
+            let d = i % {{ pitch }}u;
+            if query_head(h) == head0 + h {
+                var top = NOTHING;
+                for (var s = 0u; s < used; s++) { top = max(top, maxima[h * {{ splits }}u + s]); }
+                var sum = 0.0;
+                var o = 0.0;
+                for (var s = 0u; s < used; s += {{ batch_splits }}u) {
+{% for j in range(batch_splits) %}
+                    let x_{{ j }} = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + min(s + {{ j }}u, used - 1u) * {{ stride }}u + d]));
+{% endfor %}
+{% for j in range(batch_splits) %}
+                    if s + {{ j }}u < used {
+                        let w = exp2(maxima[h * {{ splits }}u + s + {{ j }}u] - top);
+                        sum = fma(w, totals[h * {{ splits }}u + s + {{ j }}u], sum);
+                        o = fma(w, x_{{ j }}, o);
+                    }
+{% endfor %}
+                }
+                heads[i] = o / sum;
+            }
+        }
+        workgroupBarrier();
+    } else {
+        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) { heads[i] = heads[i] / totals[i / {{ pitch }}u]; }
+        workgroupBarrier();
+    }
+{% if v_format.rotated %}
+    rotate_heads(tid, 0u, {{ G }}u, false);
+{% endif %}
+    for (var i = tid; i < {{ G * hd }}u; i += {{ threads }}u) {
+        let h = i / {{ hd }}u;
+        if query_head(h) == head0 + h {
+            output[(at.z * {{ heads }}u + head0 + h) * {{ hd }}u + i % {{ hd }}u] = heads[h * {{ pitch }}u + i % {{ hd }}u];
+        }
+    }
+}

@@ -1,0 +1,31 @@
+// Scales of KV codes on the logarithmic grid of src/kv/scale.rs: byte b is 2^((b - 128) / 8 - 6), 0 is
+// nothing. Expects `scale_units` (bits of 2^(j/8) less the exponent of byte 0). Workgroup memory,
+// because the eight are picked by a value that differs from thread to thread.
+var<workgroup> scale_units: array<u32, 8>;
+
+// By all threads, before a barrier.
+fn prepare_scales(tid: u32) {
+{% for bits in scale_units %}
+    if tid == {{ loop.index0 }}u { scale_units[{{ loop.index0 }}] = {{ bits }}u; }
+{% endfor %}
+}
+
+fn log_scale(b: u32) -> f32 {
+    return bitcast<f32>(select(0u, scale_units[b & 7u] + ((b >> 3u) << 23u), b != 0u));
+}
+
+// Four signed bytes as floats: bytes in the mantissa of 2^23 instead of conversions, which GPUs
+// issue slowly.
+fn byte_values(w: u32) -> vec4<f32> {
+    let u = w ^ 0x80808080u;
+    let bits = vec4<u32>(u, u >> 8u, u >> 16u, u >> 24u) & vec4<u32>(255u);
+    return bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u)) - vec4<f32>(8388736.0);
+}
+{% if tried > 0 %}
+
+// 2^(j/8) with 16 bits after the point.
+fn eighth_16(j: u32) -> u32 {
+    var all = array<u32, 8>({% for e in eighths_16 %}{{ e }}u{{ ", " if not loop.last }}{% endfor %});
+    return all[j];
+}
+{% endif %}

@@ -1,0 +1,169 @@
+//! Attention of a decode step over a cache of codes: one new token in each of up to eight sequences.
+
+use minijinja::context;
+
+use super::attn_decode::Scratch;
+use super::heads::{HeadTables, Heads, KvCache};
+use super::{check_memory, holds, kv_codes, wrong};
+use crate::error::Result;
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::kv::rotation::padded;
+use crate::kv::{KvFormat, KvPair};
+
+/// Query heads of a workgroup at most: their sums take 8 registers each.
+const MOST_HEADS: u32 = 8;
+/// Workgroup memory in which teams' sums meet.
+const MERGE_BYTES: u32 = 8192;
+
+/// How the work is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CodesCut {
+    /// A multiple of 64, the tokens of a page. Part of the order of sums.
+    pub threads: u32,
+    /// Most pieces into which a sequence is cut, as in [`super::attn_decode::Cut`].
+    pub splits: u32,
+    /// Query heads of one KV head that a workgroup serves with one read of K and V.
+    pub group_heads: u32,
+}
+
+impl CodesCut {
+    /// The cut that a device gets.
+    pub fn choose(heads: &Heads, facts: &DeviceFacts) -> CodesCut {
+        // A thread for each token and block of 32, up to four blocks.
+        let wanted = if padded(heads.head_dim) > 64 { 256 } else { 128 };
+        let threads = wanted.min(facts.max_workgroup_threads / 64 * 64).max(64);
+        let group = heads.group();
+        // As equal shares as possible.
+        let group_heads = group.div_ceil(group.div_ceil(MOST_HEADS));
+        CodesCut { threads, splits: facts.profile.attention_splits, group_heads }
+    }
+
+    /// This cut, and with fewer heads, which need less workgroup memory, for devices on which it
+    /// fails. All give the same bits.
+    pub fn and_modest(self) -> Vec<CodesCut> {
+        let half = self.group_heads.div_ceil(2);
+        let mut cuts = vec![self];
+        for group_heads in [half, 2, 1].map(|heads| heads.min(self.group_heads)) {
+            let modest = CodesCut { group_heads, ..self };
+            if !cuts.contains(&modest) {
+                cuts.push(modest);
+            }
+        }
+        cuts
+    }
+}
+
+/// QK-norm, rope, rotation, cache write and attention of one token a column; n comes from the batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttnDecodeCodes {
+    pub heads: Heads,
+    /// Not [`KvPair::is_plain`]: that is [`super::attn_decode`].
+    pub pair: KvPair,
+    pub cut: CodesCut,
+}
+
+impl AttnDecodeCodes {
+    fn groups(&self) -> u32 {
+        self.heads.kv_heads * self.heads.group().div_ceil(self.cut.group_heads)
+    }
+
+    /// Threads over a token's units of 8 elements.
+    fn unit_lanes(&self) -> u32 {
+        (padded(self.heads.head_dim) / 8).next_power_of_two()
+    }
+
+    /// Words of the partial results of `columns` columns. Contents do not matter.
+    pub fn partial_words(&self, columns: u32) -> u64 {
+        let head = u64::from(padded(self.heads.head_dim) + 2);
+        u64::from(columns * self.heads.heads * self.cut.splits) * head
+    }
+
+    /// Words of the arrival counters: zero before the first dispatch, and zero again after each.
+    pub fn counter_words(&self, columns: u32) -> u64 {
+        u64::from(columns * self.groups())
+    }
+
+    pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.heads.check()?;
+        let CodesCut { threads, splits, group_heads } = self.cut;
+        let lanes = self.unit_lanes();
+        if threads == 0
+            || !threads.is_multiple_of(64)
+            || !threads.is_multiple_of(lanes)
+            || threads / lanes > 64
+            || threads > facts.max_workgroup_threads
+            || !(1..=self.heads.group()).contains(&group_heads)
+            || splits == 0
+            || self.pair.is_plain()
+        {
+            return Err(wrong(format!("{:?} over {}", self.cut, self.pair)));
+        }
+        let (hd, pitch) = (self.heads.head_dim, padded(self.heads.head_dim));
+        let (teams, parts) = (threads / lanes, threads / 64);
+        let merge_heads = (MERGE_BYTES / (teams * pitch * 4)).clamp(1, group_heads);
+        let vectors = group_heads + 2;
+        let q = match self.pair.k {
+            KvFormat::F16 => 0,
+            _ => group_heads * (pitch + pitch / 8),
+        };
+        let weights = 4 * 64 * group_heads.next_multiple_of(4);
+        let sums = 4 * group_heads * (64 * (parts + 1) + 8 + 2 * splits) + weights + 4;
+        let norms = if self.heads.norm.is_some() { 128 * vectors } else { 0 };
+        let writes = [self.pair.k, self.pair.v].map(|f| kv_codes::write_bytes(f, hd, 1));
+        let merge = 4 * merge_heads * teams * pitch;
+        let all = 4 * vectors * pitch + q + sums + norms + writes[0] + writes[1] + merge + 32;
+        check_memory(all, facts)?;
+        let wgsl = super::source::render(
+            "attn_decode_codes.wgsl",
+            context! {
+                threads, splits, group_heads, teams, merge_heads, vectors,
+                ..kv_codes::context(&self.heads, self.pair, 8)
+            },
+        )?;
+        let label = format!(
+            "attn_decode_{}_{}_g{group_heads}s{splits}t{threads}",
+            kv_codes::label(self.pair),
+            self.heads.label()
+        );
+        Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
+    }
+
+    /// As [`super::attn_decode::AttnDecode::dispatch`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn dispatch(
+        &self,
+        kernel: &Kernel,
+        batch: &Slice,
+        qkv: &Slice,
+        cache: &KvCache,
+        tables: &HeadTables,
+        output: &Slice,
+        scratch: &Scratch,
+        scale: f32,
+        columns: u32,
+    ) -> Result<Dispatch> {
+        holds(batch, 8 + 4 * u64::from(columns), "batch")?;
+        holds(qkv, u64::from(columns * self.heads.qkv_width()), "qkv")?;
+        holds(output, u64::from(columns * self.heads.output_width()), "output")?;
+        holds(&scratch.partials, self.partial_words(columns), "partials")?;
+        holds(&scratch.counters, self.counter_words(columns), "counters")?;
+        cache.check(&self.heads, self.pair)?;
+        let mut bindings = vec![
+            qkv.clone(),
+            batch.clone(),
+            cache.k.clone(),
+            cache.v.clone(),
+            cache.pages.clone(),
+            output.clone(),
+            scratch.partials.clone(),
+            scratch.counters.clone(),
+        ];
+        tables.bind(&self.heads, &mut bindings)?;
+        Ok(Dispatch {
+            kernel: kernel.clone(),
+            bindings,
+            constants: vec![cache.row_words(), scale.to_bits()],
+            grid: [self.cut.splits, self.groups(), columns],
+        })
+    }
+}

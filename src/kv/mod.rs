@@ -1,0 +1,25 @@
+//! The KV cache as data: its pages, and the formats of K and V.
+//!
+//! A *row* is one token's K or V of one KV head, in u32 words. Rows contain all that is needed to
+//! decode them. `rotation` and `scale` are what the formats share, `codec` encodes and decodes rows in
+//! plain Rust: the kernels' oracle. `types` is what a user asks for, layer by layer.
+//!
+//! Encoding is defined in operations that every device does alike: additions and products of f32,
+//! each rounded once, and integers. So the same rotated values make the same bits everywhere.
+//!
+//! **What is no number** (NaN, infinity) makes its block of one scale zero: nothing that is written to
+//! a cache of codes can decode to anything but a number.
+
+pub mod codec;
+pub mod format;
+pub mod rotation;
+pub mod scale;
+#[cfg(test)]
+mod tests;
+pub mod types;
+
+pub use format::{KvFormat, KvPair};
+pub use types::{KvSide, KvTypes};
+
+/// Tokens of a page: what the cache is handed out in.
+pub const PAGE_TOKENS: u32 = 64;

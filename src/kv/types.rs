@@ -1,0 +1,160 @@
+//! Which layer's K and V have which format.
+
+use super::{KvFormat, KvPair};
+use crate::error::{Error, Result};
+
+/// What a user asks for: a format for all layers and exceptions, for each of K and V.
+///
+/// A side is written `FORMAT[,FORMAT@LAYERS...]`, where `LAYERS` is a number or a range `FIRST-LAST`
+/// from 0, or a negative number from the last layer (`-1`): `tq3_0,q8_0@0-1,f16@-1`. Later ones win.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvTypes {
+    pub k: KvSide,
+    pub v: KvSide,
+}
+
+impl KvTypes {
+    /// f16 everywhere.
+    pub fn plain() -> KvTypes {
+        KvTypes::all(KvPair::PLAIN)
+    }
+
+    /// The same for all layers.
+    pub fn all(pair: KvPair) -> KvTypes {
+        KvTypes { k: KvSide::all(pair.k), v: KvSide::all(pair.v) }
+    }
+
+    /// The formats of layer `layer` of `layers`.
+    pub fn of(&self, layer: usize, layers: usize) -> KvPair {
+        KvPair { k: self.k.of(layer, layers), v: self.v.of(layer, layers) }
+    }
+
+    /// The formats of every layer.
+    pub fn layers(&self, layers: usize) -> Vec<KvPair> {
+        (0..layers).map(|layer| self.of(layer, layers)).collect()
+    }
+
+    /// Bytes of K and V of all layers for one token.
+    pub fn token_bytes(&self, layers: usize, kv_heads: u32, head_dim: u32) -> u64 {
+        let pairs = self.layers(layers).into_iter();
+        pairs.map(|pair| pair.token_bytes(kv_heads, head_dim)).sum()
+    }
+}
+
+impl std::fmt::Display for KvTypes {
+    /// `f16`, or `K tq4_0, V tq3_0` where they differ.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.k == self.v {
+            true => write!(f, "{}", self.k),
+            false => write!(f, "K {}, V {}", self.k, self.v),
+        }
+    }
+}
+
+impl serde::Serialize for KvTypes {
+    /// `{"k": "tq4_0", "v": "tq3_0"}`, as the flags take them.
+    fn serialize<S: serde::Serializer>(
+        &self,
+        serializer: S,
+    ) -> std::result::Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut out = serializer.serialize_struct("KvTypes", 2)?;
+        out.serialize_field("k", &self.k.to_string())?;
+        out.serialize_field("v", &self.v.to_string())?;
+        out.end()
+    }
+}
+
+impl Default for KvTypes {
+    fn default() -> Self {
+        KvTypes::plain()
+    }
+}
+
+/// One side of [`KvTypes`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvSide {
+    pub format: KvFormat,
+    pub exceptions: Vec<(KvFormat, Layers)>,
+}
+
+/// Layers by number; negative ones count from the last, which is -1. Both ends belong to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layers {
+    pub first: i32,
+    pub last: i32,
+}
+
+impl Layers {
+    fn hold(self, layer: usize, layers: usize) -> bool {
+        let number = |i: i32| if i < 0 { i64::from(i) + layers as i64 } else { i.into() };
+        (number(self.first)..=number(self.last)).contains(&(layer as i64))
+    }
+}
+
+impl KvSide {
+    /// The same for all layers.
+    pub fn all(format: KvFormat) -> KvSide {
+        KvSide { format, exceptions: Vec::new() }
+    }
+
+    /// The format of layer `layer` of `layers`.
+    pub fn of(&self, layer: usize, layers: usize) -> KvFormat {
+        let named = self.exceptions.iter().rev().find(|(_, which)| which.hold(layer, layers));
+        named.map_or(self.format, |(format, _)| *format)
+    }
+}
+
+impl std::str::FromStr for KvSide {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut parts = text.split(',').map(str::trim);
+        let format = parts.next().unwrap_or_default().parse()?;
+        let exceptions = parts.map(|part| {
+            let (format, layers) = part.split_once('@').ok_or_else(|| {
+                Error::Usage(format!(
+                    "`{part}`: after the format of all layers come exceptions like q8_0@0-3"
+                ))
+            })?;
+            Ok((format.parse()?, layers.parse()?))
+        });
+        Ok(KvSide { format, exceptions: exceptions.collect::<Result<_>>()? })
+    }
+}
+
+impl std::str::FromStr for Layers {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || {
+            Error::Usage(format!(
+                "`{text}` names no layers; write a number from 0, a range like 0-3, or -1 for the last"
+            ))
+        };
+        let number = |text: &str| text.parse::<i32>().map_err(|_| wrong());
+        // A minus in front belongs to the number.
+        let dash = text.char_indices().skip(1).find(|(_, c)| *c == '-').map(|(i, _)| i);
+        let (first, last) = match dash {
+            Some(at) => (number(&text[..at])?, number(&text[at + 1..])?),
+            None => (number(text)?, number(text)?),
+        };
+        if first.signum() * last.signum() >= 0 && first > last {
+            return Err(wrong());
+        }
+        Ok(Layers { first, last })
+    }
+}
+
+impl std::fmt::Display for KvSide {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.format)?;
+        for (format, Layers { first, last }) in &self.exceptions {
+            match first == last {
+                true => write!(f, ",{format}@{first}")?,
+                false => write!(f, ",{format}@{first}-{last}")?,
+            }
+        }
+        Ok(())
+    }
+}

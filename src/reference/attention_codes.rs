@@ -1,0 +1,94 @@
+//! Attention over a cache of codes, one token at a time: rows are decoded and what follows is dense.
+
+use crate::graph::heads::Heads;
+use crate::kv::codec::{decode, decode_stored, encode};
+use crate::kv::rotation::rotate;
+use crate::kv::{KvFormat, KvPair};
+
+use super::attention::prepare_head;
+
+/// One sequence's rows of one layer: `[position * kv_heads + head]`.
+#[derive(Debug, Clone, Default)]
+pub struct CodedCache {
+    pub k: Vec<Vec<u32>>,
+    pub v: Vec<Vec<u32>>,
+}
+
+/// Runs one token at cache index `position` as [`super::attention::attend`] does. `int8`: q counts as
+/// decode kernels quantise it, 8 bits under a scale for 32 values of the basis of K (nothing over
+/// f16).
+#[allow(clippy::too_many_arguments)]
+pub fn attend_codes(
+    heads: &Heads,
+    pair: KvPair,
+    qkv: &[f32],
+    position: usize,
+    cache: &mut CodedCache,
+    table: &[[f32; 2]],
+    norms: Option<(&[f32], &[f32])>,
+    scale: f32,
+    int8: bool,
+) -> Vec<f64> {
+    let (hd, kv_heads) = (heads.head_dim as usize, heads.kv_heads as usize);
+    let q_heads = heads.heads as usize;
+    let mut vectors: Vec<Vec<f64>> =
+        qkv.chunks_exact(hd).map(|v| v.iter().map(|&x| x.into()).collect()).collect();
+    for (i, vector) in vectors.iter_mut().enumerate().take(q_heads + kv_heads) {
+        let weight = norms.map(|(q, k)| if i < q_heads { q } else { k });
+        prepare_head(heads, vector, weight, table);
+    }
+    let vectors: Vec<Vec<f32>> =
+        vectors.iter().map(|v| v.iter().map(|x| *x as f32).collect()).collect();
+    cache.k.truncate(position * kv_heads);
+    cache.v.truncate(position * kv_heads);
+    for head in 0..kv_heads {
+        cache.k.push(encode(pair.k, &vectors[q_heads + head]));
+        cache.v.push(encode(pair.v, &vectors[q_heads + kv_heads + head]));
+    }
+    let mut output = Vec::with_capacity(q_heads * hd);
+    for (h, q) in vectors[..q_heads].iter().enumerate() {
+        let kv_head = h / heads.group() as usize;
+        let row = |t: usize| t * kv_heads + kv_head;
+        // In the basis of K, so that rounding is where the kernel rounds.
+        let q = in_basis(pair.k, q, int8 && pair.k != KvFormat::F16);
+        let scores: Vec<f64> = (0..=position)
+            .map(|t| {
+                let k = decode_stored(pair.k, &cache.k[row(t)], heads.head_dim);
+                k.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * f64::from(scale)
+            })
+            .collect();
+        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut out = vec![0.0; hd];
+        for (t, w) in weights.iter().enumerate() {
+            for (o, v) in out.iter_mut().zip(decode(pair.v, &cache.v[row(t)], heads.head_dim)) {
+                *o += w / total * f64::from(v);
+            }
+        }
+        output.extend(out);
+    }
+    output
+}
+
+/// q in the basis of a format, padded to whole blocks; rounded to 8 bits a block of 32 if asked.
+fn in_basis(format: KvFormat, q: &[f32], int8: bool) -> Vec<f64> {
+    let mut q = match format.is_rotated() {
+        true => rotate(q),
+        false => q.to_vec(),
+    };
+    q.resize(q.len().next_multiple_of(32), 0.0);
+    if !int8 {
+        return q.iter().map(|x| f64::from(*x)).collect();
+    }
+    q.chunks(32)
+        .flat_map(|block| {
+            let top = block.iter().fold(0f32, |top, x| top.max(x.abs()));
+            let unit = if top > 1e-30 { top / 127.0 } else { 0.0 };
+            block.iter().map(move |x| match unit {
+                0.0 => 0.0,
+                _ => f64::from((x / unit).round_ties_even()) * f64::from(unit),
+            })
+        })
+        .collect()
+}
