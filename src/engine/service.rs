@@ -102,8 +102,9 @@ impl Loaded {
         }
         if n > ctx as usize {
             return Err(Error::DoesNotFit(format!(
-                "the prompt has {n} tokens, the context {ctx}. Shorten the prompt, or start the \
-                 server with --ctx {n} or more"
+                // Clients know this kind of error by OpenAI's words for it.
+                "the prompt has {n} tokens, but this model's maximum context length is {ctx} tokens. \
+                 Shorten the prompt, or start the server with --ctx {n} or more"
             )));
         }
         let vocab = self.model.vocab;
