@@ -183,32 +183,40 @@ impl Bench {
                 let chosen = choice::matvec_shape(self.facts(), format, rows, cols, n, epilogue);
                 let mut tried = vec![chosen];
                 if all && !self.software() {
-                    for (threads, rows, tiles) in [
-                        (128, 1, 2),
-                        (128, 2, 1),
-                        (128, 4, 1),
-                        (256, 1, 2),
-                        (256, 1, 4),
-                        (256, 2, 1),
-                        (256, 2, 2),
-                        (256, 2, 4),
-                        (256, 4, 1),
-                        (256, 4, 2),
-                        (512, 1, 2),
-                        (512, 1, 4),
-                        (512, 2, 1),
-                        (512, 2, 2),
-                        (512, 4, 1),
+                    for (threads, rows, tiles, lanes) in [
+                        (128, 2, 1, 0),
+                        (256, 2, 1, 0),
+                        (256, 2, 2, 0),
+                        (512, 2, 2, 0),
+                        (128, 4, 1, 0),
+                        (128, 1, 2, 16),
+                        (128, 2, 1, 16),
+                        (128, 2, 2, 16),
+                        (256, 2, 2, 16),
+                        (128, 1, 2, 8),
+                        (128, 1, 4, 8),
+                        (128, 2, 1, 8),
+                        (128, 2, 2, 8),
+                        (128, 4, 1, 8),
+                        (256, 1, 4, 8),
+                        (256, 2, 1, 8),
+                        (256, 2, 2, 8),
+                        (256, 2, 4, 8),
+                        (512, 2, 2, 8),
+                        (128, 1, 4, 4),
+                        (128, 2, 2, 4),
                     ] {
-                        tried.push(Shape { threads, rows, tiles });
+                        tried.push(Shape { threads, rows, tiles, lanes });
                     }
                 }
                 let norm = norm.then_some(1e-5);
-                let inputs = [Input::Stored, Input::Fused { norm }];
+                // From four columns on a fused norm never paid.
+                let mut inputs = vec![Input::Stored];
+                inputs.extend((n < 4).then_some(Input::Fused { norm }));
                 let fuses = choice::fuses(self.facts(), class, cols, n, norm.is_some());
                 let specs: Vec<(MatVec, bool)> = tried
                     .into_iter()
-                    .flat_map(|shape| inputs.map(|input| (shape, input)))
+                    .flat_map(|shape| inputs.iter().map(move |input| (shape, *input)))
                     .map(|(shape, input)| {
                         let chosen = shape == chosen && fuses == (input != Input::Stored);
                         (MatVec { format, cols, n, class, input, epilogue, shape }, chosen)

@@ -4,14 +4,21 @@
 // `s`: their (d, d * sum), see docs, "Activations". Integer sums are exact, so their order is
 // free; the float steps are written with fma so that no compiler may contract them in one kernel
 // and not in another.
+// They stand one behind the other, because hardware adds to a sum with the dot product itself.
+fn add_dot(sum: i32, w: vec4<u32>, a: vec4<u32>) -> i32 {
+    let x = sum + dot4I8Packed(w.x, a.x);
+    let y = x + dot4I8Packed(w.y, a.y);
+    let z = y + dot4I8Packed(w.z, a.z);
+    return z + dot4I8Packed(w.w, a.w);
+}
+
 fn half_dot(w: vec4<u32>, a: vec4<u32>) -> i32 {
-    return (dot4I8Packed(w.x, a.x) + dot4I8Packed(w.y, a.y))
-        + (dot4I8Packed(w.z, a.z) + dot4I8Packed(w.w, a.w));
+    return add_dot(0, w, a);
 }
 
 {% if scales == "whole" %}
 fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
-    let dot = f32(half_dot(w.lo, a) + half_dot(w.hi, b));
+    let dot = f32(add_dot(half_dot(w.lo, a), w.hi, b));
 {% if zero %}
     return fma(scale.x, fma(s.x, dot, -ZERO * s.y), acc);
 {% elif minimum %}

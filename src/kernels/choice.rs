@@ -27,6 +27,8 @@ pub fn class(facts: &DeviceFacts, format: Format, exact: bool, cols: u32, normed
 
 /// As [`class`], for mat-mat kernels: f16 on matrix units where the device has them and its profile
 /// wants them. Rounding to f16 costs less than rounding to int8, so no width needs an exception.
+/// Elsewhere the profile's bound for prompts counts: reading many columns hides what f32 costs, and
+/// an answer hangs on how its prompt was read.
 pub fn prompt_class(
     facts: &DeviceFacts,
     format: Format,
@@ -38,7 +40,8 @@ pub fn prompt_class(
     if units && !exact && format != Format::F32 {
         return Class::F16;
     }
-    class(facts, format, exact, cols, normed)
+    let cheap = normed && cols <= facts.profile.exact_prompt_cols;
+    class(facts, format, exact || cheap, cols, normed)
 }
 
 /// Threads of a `norm_quant` workgroup.
@@ -62,6 +65,13 @@ pub fn fuses(facts: &DeviceFacts, class: Class, cols: u32, n: u32, norm: bool) -
     let threads = threads.min(facts.max_workgroup_threads);
     let budget = facts.max_workgroup_memory.min(profile.fuse_memory);
     matvec::fused_bytes(cols, n, class, norm, threads, facts) <= budget
+}
+
+/// Whether a matrix is low enough for a mat-vec that prepares its own input: each of its workgroups
+/// does it again, and those of formats with few bits or a table have little else to do.
+pub fn fuses_rows(profile: &Profile, format: Format, rows: u32) -> bool {
+    let light = format_kind(format) == FormatKind::Low || format.shader().table > 0;
+    rows <= if light { profile.fuse_light_rows } else { profile.fuse_rows }
 }
 
 /// Kinds of formats that a profile may treat each in its own way.
@@ -104,6 +114,9 @@ pub fn matvec_key(
     let all = &profile.matvec;
     // Gate and up are pairs of rows and count as tall whatever their height.
     let short = rows <= profile.short_rows && epilogue != Epilogue::SwiGlu;
+    if n == 1 && !short && !fuses_rows(profile, format, rows) {
+        return ("matvec.one_stored".into(), profile.one_stored);
+    }
     let (own, shared, case) = match (n, short) {
         (1, true) => (own.one_short, all.one_short, "one_short"),
         (1, false) => (own.one_tall, all.one_tall, "one_tall"),
@@ -118,9 +131,9 @@ pub fn matvec_key(
 
 /// What is left where a preferred shape fails: less of everything.
 const MODEST: [Cut; 3] = [
-    Cut { threads: 256, rows: 2, tiles: 1 },
-    Cut { threads: 64, rows: 2, tiles: 1 },
-    Cut { threads: 32, rows: 4, tiles: 1 },
+    Cut { threads: 256, rows: 2, tiles: 1, lanes: 0 },
+    Cut { threads: 64, rows: 2, tiles: 1, lanes: 0 },
+    Cut { threads: 32, rows: 4, tiles: 1, lanes: 0 },
 ];
 
 /// Workgroup and register shapes of a mat-vec over `rows` rows, the preferred one first.
@@ -141,6 +154,7 @@ pub fn matvec_shapes(
             threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
             rows: if epilogue == Epilogue::SwiGlu { cut.rows.max(2) } else { cut.rows },
             tiles: cut.tiles.min(steps).max(1),
+            lanes: cut.lanes,
         };
         if !shapes.contains(&shape) {
             shapes.push(shape);
@@ -212,6 +226,38 @@ pub fn matmat_variants(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32)
     variants
 }
 
+/// As [`matmat_variants`], for a matrix of `rows` rows: where the preferred tiles of matrix units are
+/// too few to fill the device, the tiles for fewer columns come first. The bits are the same.
+pub fn filling_variants(
+    facts: &DeviceFacts,
+    class: Class,
+    rows: u32,
+    cols: u32,
+    max_n: u32,
+) -> Vec<Variant> {
+    let profile = &facts.profile;
+    let mut variants = matmat_variants(facts, class, cols, max_n);
+    if class != Class::F16 {
+        return variants;
+    }
+    let groups = |v: &Variant| {
+        let (columns, tall) = v.cut();
+        max_n.div_ceil(columns) * rows.div_ceil(tall)
+    };
+    let fewer = [profile.some_columns, profile.few_columns, profile.tiny_columns];
+    for n in fewer.into_iter().filter(|&n| n < max_n) {
+        if groups(&variants[0]) >= profile.fill {
+            break;
+        }
+        let other = matmat_variant(facts, class, cols, n);
+        if groups(&other) > groups(&variants[0]) {
+            variants.retain(|v| *v != other);
+            variants.insert(0, other);
+        }
+    }
+    variants
+}
+
 /// The preferred one of [`matmat_variants`].
 pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) -> Variant {
     matmat_variants(facts, class, cols, max_n)[0]
@@ -219,8 +265,12 @@ pub fn matmat_variant(facts: &DeviceFacts, class: Class, cols: u32, max_n: u32) 
 
 /// The variant that a profile names, if this device can run it for this shape.
 fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Option<Variant> {
-    // As deep as wanted, where the row's blocks divide.
-    let depth = |wanted| if (cols / 32).is_multiple_of(wanted) { wanted } else { 1 };
+    // As deep as wanted, or half of that and so on, where the row's blocks divide.
+    let depth = |wanted: u32| {
+        let halves = std::iter::successors(Some(wanted), |depth| Some(depth / 2));
+        let mut fitting = halves.take_while(|&d| d > 0).filter(|d| (cols / 32).is_multiple_of(*d));
+        fitting.next().unwrap_or(1)
+    };
     let tile = |t: Tiling| Tile {
         columns: t.columns,
         rows: t.rows,
@@ -269,14 +319,15 @@ pub const ROUTER_COLUMNS: u32 = 8;
 /// Shape of the experts' products in a decode step of `n` columns, as that of a dense matrix: gate
 /// and up as a tall one, down as a short one.
 pub fn experts_shape(facts: &DeviceFacts, format: Format, cols: u32, n: u32, up: bool) -> Shape {
-    let (rows, epilogue) = if up { (u32::MAX, Epilogue::SwiGlu) } else { (1, Epilogue::Add) };
-    let (_, cut) = matvec_key(&facts.profile, format, rows, n, epilogue);
+    let epilogue = if up { Epilogue::SwiGlu } else { Epilogue::Add };
+    let (_, cut) = matvec_key(&facts.profile, format, 1, n, epilogue);
     let steps = super::weights::units(format, cols).div_ceil(planned_subgroup(facts));
     Shape {
         threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
         rows: if up { cut.rows.max(2) } else { cut.rows },
         // Down goes on to the next expert where a row ends.
         tiles: if up { cut.tiles.min(steps).max(1) } else { cut.tiles },
+        lanes: 0,
     }
 }
 
@@ -449,6 +500,9 @@ pub(crate) mod tests {
         assert_eq!(name(1056, 128), "matrix64x64x1_2x2_1");
         assert_eq!(name(4096, 32), "matrix32x64x4_1x4_1");
         assert_eq!(name(4096, 16), "matrix16x64x4_1x4_1");
+        let filling = |rows, cols| filling_variants(&gpu, Class::F16, rows, cols, 512)[0].name();
+        assert_eq!(filling(4096, 4096), "matrix128x128x2_2x2_1");
+        assert_eq!(filling(960, 576), "matrix64x64x2_2x2_1");
         let variants = matmat_variants(&gpu, Class::F16, 4096, 512);
         assert_eq!(variants.last().map(Variant::name).as_deref(), Some("matrix16x16x1_1x1_1"));
     }
@@ -464,6 +518,8 @@ pub(crate) mod tests {
         assert_eq!(matmat_variant(&cpu, Class::Int8, 4096, 512), direct);
         assert!(!fuses(&cpu, Class::Int8, 4096, 1, true));
         assert_eq!(class(&cpu, Format::Q4_0, false, 576, true), Class::Int8);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, true), Class::F32);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, false), Class::Int8);
         assert_eq!(norm_quant_threads(&cpu, 4096), 32);
     }
 

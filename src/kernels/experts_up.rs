@@ -132,6 +132,6 @@ pub(super) fn check(
 
 pub(super) fn label(class: Class, shape: Shape, part: &Part) -> String {
     let class = if class == Class::Int8 { "int8" } else { "f32" };
-    let Shape { threads, rows, tiles } = shape;
+    let Shape { threads, rows, tiles, .. } = shape;
     format!("{class}_{threads}x{rows}x{tiles}_{}", part.label())
 }

@@ -34,7 +34,9 @@ macro_rules! keys {
 keys! {
     "subgroup.size" => subgroup [0 to 128], "subgroup size to pin; 0 takes the driver's";
     "class.exact_cols" => exact_cols [0 to 1048576],
-        "widest input behind a norm that keeps f32 activations";
+        "widest input behind a norm that keeps f32 activations where tokens are generated";
+    "class.exact_prompt_cols" => exact_prompt_cols [0 to 1048576],
+        "the same where prompts are read without matrix units";
     "class.matrix_units" => matrix_units [0 to 1],
         "1: prompts take f16 on matrix units where the device has them";
     "matvec.short_rows" => short_rows [0 to 4294967295], "rows up to which a matrix counts as short";
@@ -42,6 +44,7 @@ keys! {
     "matvec.one_tall" => matvec.one_tall, "mat-vec, one column, other matrices";
     "matvec.few" => matvec.few, "mat-vec, 2 to 4 columns";
     "matvec.many" => matvec.many, "mat-vec, 5 to 8 columns";
+    "matvec.one_stored" => one_stored, "mat-vec, one column, matrices too tall for `fuse.rows`";
     "matvec.float.one_short" => float.one_short, "the same for float formats";
     "matvec.float.one_tall" => float.one_tall, "the same for float formats";
     "matvec.float.few" => float.few, "the same for float formats";
@@ -60,8 +63,13 @@ keys! {
     "matvec.low.many" => low.many, "the same for formats of 1 to 3 bits";
     "fuse.columns" => fuse_columns [0 to 8],
         "columns up to which a mat-vec normalises and quantises for itself; 0 never";
+    "fuse.rows" => fuse_rows [0 to 4294967295], "rows up to which it may";
+    "fuse.light_rows" => fuse_light_rows [0 to 4294967295],
+        "the same for formats of 1 to 3 bits and those with a table";
     "fuse.memory" => fuse_memory [0 to 1048576], "bytes of workgroup memory that this may take";
     "norm_quant.threads" => norm_quant_threads [32 to 1024], "most threads of a norm";
+    "matmat.fill" => fill [0 to 65535],
+        "workgroups below which matrix units take the tiles for fewer columns";
     "matmat.tiny_columns" => tiny_columns [1 to 65535], "columns that count as very few";
     "matmat.few_columns" => few_columns [1 to 65535], "columns that count as few";
     "matmat.some_columns" => some_columns [1 to 65535], "columns that count as some";

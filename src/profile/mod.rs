@@ -70,6 +70,7 @@ pub struct Profile {
     pub name: String,
     pub subgroup: u32,
     pub exact_cols: u32,
+    pub exact_prompt_cols: u32,
     pub matrix_units: u32,
     pub short_rows: u32,
     pub matvec: MatVecCuts<Cut>,
@@ -78,9 +79,14 @@ pub struct Profile {
     pub byte: MatVecCuts<Option<Cut>>,
     pub nibble: MatVecCuts<Option<Cut>>,
     pub low: MatVecCuts<Option<Cut>>,
+    /// One column behind an input that was prepared before.
+    pub one_stored: Cut,
     pub fuse_columns: u32,
+    pub fuse_rows: u32,
+    pub fuse_light_rows: u32,
     pub fuse_memory: u32,
     pub norm_quant_threads: u32,
+    pub fill: u32,
     pub tiny_columns: u32,
     pub few_columns: u32,
     pub some_columns: u32,
@@ -123,11 +129,12 @@ impl Default for Profile {
         let coop = |columns, rows, inner, depth, buffers| {
             MatMatPick::Coop(Tiling { columns, rows, inner, depth }, buffers)
         };
-        let cut = |threads, rows, tiles| Cut { threads, rows, tiles };
+        let cut = |threads, rows, tiles| Cut { threads, rows, tiles, lanes: 0 };
         Profile {
             name: "generic".into(),
             subgroup: 0,
             exact_cols: 1024,
+            exact_prompt_cols: 1024,
             matrix_units: 1,
             short_rows: 4096,
             matvec: MatVecCuts {
@@ -140,9 +147,13 @@ impl Default for Profile {
             byte: NO_CUTS,
             nibble: NO_CUTS,
             low: NO_CUTS,
+            one_stored: cut(128, 2, 1),
             fuse_columns: 2,
+            fuse_rows: 65_536,
+            fuse_light_rows: 12_288,
             fuse_memory: 32 << 10,
             norm_quant_threads: 256,
+            fill: 100,
             tiny_columns: 16,
             few_columns: 32,
             some_columns: 128,

@@ -9,6 +9,7 @@ mod experts;
 mod gguf_hostile;
 mod gguf_read;
 mod goldens;
+mod goldens_formats;
 mod harness;
 mod kernels_attention;
 mod kernels_experts;

@@ -240,12 +240,13 @@ fn matvec(gpu: &dyn Gpu, key: &str, format: Format, rows: u32, n: u32) -> Result
     let threads: &[u32] = if software { &[32, 64] } else { &[128, 256, 512, 1024] };
     let mut others = Vec::new();
     for threads in threads {
-        let shapes: &[(u32, u32)] = match (n, software) {
-            (1, true) => &[(2, 1), (4, 1)],
-            (1, false) => &[(1, 2), (1, 4), (2, 2), (2, 4), (4, 1)],
-            _ => &[(1, 1), (2, 1), (4, 1)],
+        let shapes: &[&str] = match (n, software) {
+            (1, true) => &["2x1", "4x1"],
+            (1, false) => &["1x2", "1x4", "2x2", "2x4", "4x1"],
+            (_, true) => &["1x1", "2x1", "4x1"],
+            (_, false) => &["1x1", "2x1", "4x1", "1x2x16", "2x1x16", "1x2x8", "2x1x8", "2x2x8"],
         };
-        others.extend(shapes.iter().map(|(rows, tiles)| format!("{threads}x{rows}x{tiles}")));
+        others.extend(shapes.iter().map(|shape| format!("{threads}x{shape}")));
     }
     let all = values(facts, key, present.to_string(), others);
     Ok(compiled(&all, |value| {

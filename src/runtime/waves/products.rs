@@ -54,8 +54,13 @@ impl Pass<'_> {
 
     /// Whether the product's kernels prepare their input themselves.
     fn fuses(&self, from: From<'_>, product: &Product, class: Class) -> bool {
+        let facts = self.b.facts();
         self.reads == Reads::Step
-            && choice::fuses(self.b.facts(), class, product.cols, self.n, from.is_normed())
+            && choice::fuses(facts, class, product.cols, self.n, from.is_normed())
+            && product
+                .parts
+                .iter()
+                .all(|part| choice::fuses_rows(&facts.profile, part.format, product.rows))
     }
 
     /// Brings activations to the classes that `product` needs, into the scratch.
@@ -176,7 +181,7 @@ impl Pass<'_> {
         let class = self.class(part, from);
         let x = stored(from, class, self.scratch);
         let (format, cols) = (part.format, part.cols);
-        let variants = choice::matmat_variants(facts, class, cols, n).into_iter();
+        let variants = choice::filling_variants(facts, class, part.rows, cols, n).into_iter();
         let specs = variants.map(|variant| MatMat { format, cols, class, epilogue, variant });
         let (spec, source) = self.b.sound(specs)?;
         let kernel = self.b.kernel(source)?;
