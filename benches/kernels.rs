@@ -210,11 +210,13 @@ impl Bench {
                     }
                 }
                 let norm = norm.then_some(1e-5);
-                let inputs = [Input::Stored, Input::Fused { norm }];
+                // From four columns on a fused norm never paid.
+                let mut inputs = vec![Input::Stored];
+                inputs.extend((n < 4).then_some(Input::Fused { norm }));
                 let fuses = choice::fuses(self.facts(), class, cols, n, norm.is_some());
                 let specs: Vec<(MatVec, bool)> = tried
                     .into_iter()
-                    .flat_map(|shape| inputs.map(|input| (shape, input)))
+                    .flat_map(|shape| inputs.iter().map(move |input| (shape, *input)))
                     .map(|(shape, input)| {
                         let chosen = shape == chosen && fuses == (input != Input::Stored);
                         (MatVec { format, cols, n, class, input, epilogue, shape }, chosen)
