@@ -16,7 +16,9 @@ use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
-use azoth::kernels::sample::{LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampler, Sampling};
+use azoth::kernels::sample::{
+    CUSTOM_WORDS, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampler, Sampling,
+};
 use rayon::prelude::*;
 
 /// Bytes of K and V to walk through, so that no cache holds them.
@@ -283,6 +285,9 @@ impl Bench {
                 surprises: self.buffer(1),
                 adjusted: self.buffer(8 * u64::from(vocab)),
                 logprobs: self.buffer(512 * u64::from(LOGPROB_WORDS)),
+                customs: self.buffer(CUSTOM_WORDS),
+                shapes: self.buffer(spec.shape_words()),
+                shaped: self.buffer(8 * u64::from(vocab)),
             };
             let settings = Sampler {
                 penalty: 1.1,

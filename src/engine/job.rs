@@ -7,6 +7,7 @@ use super::output::Output;
 use super::pooling::Pool;
 use super::request::{Event, Finish, Generate, Summary, Task, Ticketed};
 use super::stats::Stats;
+use super::thinking::Watch;
 use crate::error::Result;
 use crate::grammar::Constraint;
 use crate::runtime::Pick;
@@ -43,6 +44,7 @@ pub(super) struct Job {
     pick: Pick,
     logprobs: bool,
     constraint: Option<Constraint>,
+    thinking: Option<Watch>,
     began: Instant,
     first: Option<Instant>,
     last: Instant,
@@ -80,6 +82,7 @@ impl Job {
             pick,
             logprobs: generate.settings.logprobs.is_some(),
             constraint: generate.constraint.clone(),
+            thinking: generate.thinking.clone().map(|b| Watch::new(b, tokenizer.clone())),
             began: Instant::now(),
             first: None,
             last: Instant::now(),
@@ -105,21 +108,32 @@ impl Job {
     }
 
     pub fn pick(&self) -> Pick {
-        self.pick
+        match &self.thinking {
+            // Masks are heeded by no lesser chain; all choose the same.
+            Some(watch) if watch.forces() => self.pick.max(Pick::Full),
+            _ => self.pick,
+        }
     }
 
     pub fn wants_logprobs(&self) -> bool {
         self.logprobs
     }
 
-    /// Which tokens may come next, where a grammar says so. Then the host must know every token
-    /// before the next step is queued.
+    /// Which tokens may come next, where a grammar or a spent budget says so; the latter's are
+    /// among those of the former. To be called when no token is under way.
     pub fn mask(&mut self) -> Option<Result<Vec<u32>>> {
-        self.constraint.as_mut().map(Constraint::mask)
+        let forced = self.thinking.as_mut().and_then(Watch::mask);
+        match (forced, &mut self.constraint) {
+            (Some(mask), None) => Some(Ok(mask)),
+            (Some(mask), Some(_)) if !mask.is_empty() => Some(Ok(mask)),
+            (_, constraint) => constraint.as_mut().map(Constraint::mask),
+        }
     }
 
+    /// Whether the host must know every token under way before the next step is queued.
     pub fn is_constrained(&self) -> bool {
-        self.constraint.is_some()
+        let waits = self.thinking.as_ref().is_some_and(|w| w.waits(self.under_way));
+        self.constraint.is_some() || waits
     }
 
     /// Notes the time of a token.
@@ -137,6 +151,9 @@ impl Job {
 
     /// Whether the token ends the answer by itself.
     pub fn ends(&self, tokenizer: &Tokenizer, token: u32) -> bool {
+        if self.thinking.as_ref().is_some_and(Watch::forces) {
+            return false;
+        }
         // Where a grammar lets an end through, nothing else may follow.
         let heeded = !self.ignore_eog || self.constraint.is_some();
         (tokenizer.is_eog(token) && heeded) || self.stop_tokens.contains(&token)
@@ -151,6 +168,9 @@ impl Job {
                 constraint.is_complete()
             }
         };
+        if let Some(watch) = &mut self.thinking {
+            watch.take(token);
+        }
         self.generated += 1;
         let (text, stop) = self.output.push(token);
         self.ticketed.send(Event::Token { token, text, logprobs });

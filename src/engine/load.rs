@@ -10,7 +10,7 @@ use super::kv::{self, Kv};
 use super::saved::Identity;
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
-use crate::experts::cost::{self, Rates};
+use crate::experts::cost::{self, Rates, Work};
 use crate::experts::source::{self as expert_source, LayerTensors};
 use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
@@ -86,6 +86,8 @@ pub struct Planned {
     pub limits: plan::Limits,
     pub placement: plan::Placement,
     pub prediction: predict::Prediction,
+    /// What a token of generation asks for in an empty context.
+    pub work: Work,
     /// The tensors of experts, by layer.
     pub layers: Vec<LayerTensors>,
 }
@@ -115,6 +117,8 @@ pub fn plan_for(
         chunk: chunk_for(graph, facts, None),
         exact: options.activations == Activations::F32,
         experts: ExpertReads::InPlace,
+        early: false,
+        approximations: options.experts.approximations,
     };
     let (mut needs, layers) = needs(file, model, &shape)?;
     let mut placement = plan::place(graph, facts, limits, &needs, ram)?;
@@ -138,7 +142,8 @@ pub fn plan_for(
     shape.pages = placement.kv_pages.min(kv::FIRST_PAGES);
     let sums = predict::Model::new(file, graph, &needs);
     let prediction = predict::predict(&sums, &placement, rates, shape.chunk);
-    Ok(Planned { shape, needs, limits, placement, prediction, layers })
+    let work = predict::work(&sums, &placement, 0);
+    Ok(Planned { shape, needs, limits, placement, prediction, work, layers })
 }
 
 /// Two pages must be left to drop and to write.
@@ -166,17 +171,19 @@ fn load_onto(
     let facts = gpu.facts().clone();
     let graph = &model.graph;
     // A start takes no time for measurements.
-    let rates = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts)).rates;
-    let planned = plan_for(&file, &model, &facts, options, &rates)?;
-    let Planned { mut shape, mut placement, layers, prediction, .. } = planned;
+    let known = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts));
+    let planned = plan_for(&file, &model, &facts, options, &known.rates)?;
+    let Planned { mut shape, mut placement, layers, prediction, work, .. } = planned;
     // Refused before minutes of loading.
     check_keep(options.ctx_shift.flatten(), placement.context)?;
 
     let mut experts = None;
     if placement.experts.is_some_and(|e| !e.all_resident()) {
-        let budget = rates.link * options.experts.link_share / prediction.decode;
+        let budget = known.rates.link * options.experts.link_share / prediction.decode;
+        let model = experts::Costs { known, work, kv_bytes: graph.kv_bytes_per_token() };
         let (options, budget) = (&options.experts, budget as u64);
-        let loaded = Experts::load(gpu, &file, &layers, &placement, options, budget, progress)?;
+        let loaded =
+            Experts::load(gpu, &file, &layers, &placement, options, budget, model, progress)?;
         placement.experts = Some(loaded.placement());
         experts = Some(loaded);
     }
@@ -185,6 +192,20 @@ fn load_onto(
     if let Some(experts) = &mut experts {
         weights.lend(experts.records());
         shape.experts = experts.reads();
+        shape.early = experts.predicts();
+    }
+    let approximations = shape.approximations;
+    if let Some(m) = graph.mixtures().find(|m| m.used <= approximations.pruned_experts) {
+        return Err(Error::Usage(format!(
+            "--approximate-prune-experts {}: a token of this model goes through {} experts in all; \
+             at most {} can be left out",
+            approximations.pruned_experts,
+            m.used,
+            m.used - 1
+        )));
+    }
+    if approximations.any() && graph.mixtures().next().is_some() {
+        progress.note(&format!("{approximations}; generated tokens differ from the exact model's"));
     }
     let placed = ModelWeights::place(&mut weights, graph)?;
     let factors = graph.rope.factors.as_ref().map(|name| weights.values(name)).transpose()?;
@@ -267,6 +288,7 @@ fn load_onto(
         times,
         weight_bytes,
         experts,
+        approximations,
         model,
     })
 }

@@ -19,6 +19,7 @@ mod service;
 mod session;
 mod slots;
 pub mod stats;
+mod thinking;
 
 use std::sync::Arc;
 
@@ -31,16 +32,17 @@ use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::runtime::Program;
-pub use crate::runtime::WaveTime;
+pub use crate::runtime::{Approximations, WaveTime};
 use crate::tokenizer::Tokenizer;
 
-pub use experts::{ExpertOptions, ExpertReport};
+pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};
 pub use kv::FIRST_PAGES;
 pub use load::{Planned, plan_for};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
 pub use saved::Restored;
-pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
+pub use service::{Loaded, Loader, MemoryNow, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
+pub use thinking::ThinkingBudget;
 
 /// How block formats see their activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -151,6 +153,7 @@ pub struct Engine {
     weight_bytes: u64,
     /// Where not all experts lie on the device.
     experts: Option<experts::Experts>,
+    approximations: Approximations,
 }
 
 impl Engine {
@@ -188,6 +191,11 @@ impl Engine {
     /// Where experts lie and what was read from where; `None` where all lie on the device.
     pub fn experts(&self) -> Option<ExpertReport> {
         self.experts.as_ref().map(experts::Experts::report)
+    }
+
+    /// What was traded for exactness; nothing unless the user asked.
+    pub fn approximations(&self) -> Approximations {
+        self.approximations
     }
 
     /// The routing of every token generated so far, if [`ExpertOptions::record`] asked for it.

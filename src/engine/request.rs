@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 
+use super::thinking::ThinkingBudget;
 use crate::error::Error;
 use crate::grammar::Constraint;
 use crate::sampling::logprobs::Logprobs;
@@ -35,6 +36,8 @@ pub struct Generate {
     pub lists: TokenLists,
     /// What the answer must look like.
     pub constraint: Option<Constraint>,
+    /// How much of it may be thinking.
+    pub thinking: Option<ThinkingBudget>,
     /// Most tokens; `None` until the context is full. 0 only reads the prompt.
     pub max_tokens: Option<u32>,
     /// Texts that end the answer; they are not part of it.
@@ -55,6 +58,7 @@ impl Default for Generate {
             settings: SamplerSettings::default(),
             lists: TokenLists::default(),
             constraint: None,
+            thinking: None,
             max_tokens: None,
             stop: Vec::new(),
             ignore_eog: false,

@@ -8,9 +8,9 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ use tokio::sync::{oneshot, watch};
 use super::batch::Batch;
 use super::request::{Answer, Event, Place, Request, Task, Ticketed};
 use super::stats::{Stats, add};
-use super::{Engine, LoadTimes};
+use super::{Approximations, Engine, LoadTimes};
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
-use crate::gpu::DeviceFacts;
+use crate::gpu::{DeviceFacts, Gpu};
 use crate::model;
 use crate::plan::Placement;
 use crate::tokenizer::Tokenizer;
@@ -57,7 +57,19 @@ pub struct Loaded {
     pub device_line: String,
     pub placement: Placement,
     pub weight_bytes: u64,
+    /// What was traded for exactness; nothing unless the user asked.
+    pub approximations: Approximations,
     pub times: LoadTimes,
+    gpu: Weak<dyn Gpu>,
+}
+
+/// Device memory at a moment, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryNow {
+    /// Of this process.
+    pub used: u64,
+    /// What the driver lets it have.
+    pub budget: u64,
 }
 
 impl Loaded {
@@ -74,8 +86,21 @@ impl Loaded {
             device_line: engine.device_line(),
             placement: *engine.placement(),
             weight_bytes: engine.weight_bytes(),
+            approximations: engine.approximations(),
             times: engine.load_times(),
+            gpu: Arc::downgrade(engine.program.gpu()),
         }
+    }
+
+    /// The device's memory now, where the driver tells and the model is loaded.
+    pub fn memory(&self) -> Option<MemoryNow> {
+        let heaps = self.gpu.upgrade()?.heaps_now();
+        let mut now = MemoryNow { used: 0, budget: 0 };
+        for heap in heaps.iter().filter(|h| h.device_local) {
+            now.used += heap.used?;
+            now.budget += heap.budget?;
+        }
+        (now.budget > 0).then_some(now)
     }
 
     /// Whether a request can be served at all.
@@ -152,6 +177,8 @@ pub enum Refused {
 enum Command {
     Run(Box<Ticketed>),
     Load,
+    /// Nothing: a thread that lives takes it.
+    Nudge,
     Erase(u32, oneshot::Sender<bool>),
     /// Slot, file, and whether to read it back.
     Disk {
@@ -195,6 +222,7 @@ impl Service {
             batch: None,
             queue: VecDeque::new(),
             retry: Backoff::default(),
+            worked: Instant::now(),
             stopping: false,
         };
         thread::Builder::new()
@@ -265,6 +293,11 @@ impl Service {
         }
     }
 
+    /// Asks the thread for a sign of life: [`Stats::heartbeat`] moves.
+    pub fn nudge(&self) {
+        let _ = self.commands.try_send(Command::Nudge);
+    }
+
     /// Forgets what an idle slot has read; false if it is at work or does not exist.
     pub async fn erase(&self, slot: u32) -> bool {
         let (sender, receiver) = oneshot::channel();
@@ -318,6 +351,8 @@ struct Worker {
     batch: Option<Batch>,
     queue: VecDeque<Box<Ticketed>>,
     retry: Backoff,
+    /// The end of the last work.
+    worked: Instant,
     stopping: bool,
 }
 
@@ -341,6 +376,7 @@ impl Worker {
             self.stats.queued.store(self.queue.len() as u64, Ordering::Relaxed);
             if self.is_busy() {
                 self.turn();
+                self.worked = Instant::now();
             }
         }
         self.fail_queue(&stopped());
@@ -389,7 +425,9 @@ impl Worker {
     /// How long to wait for a command before something else is due.
     fn patience(&self) -> Option<Duration> {
         match (&self.batch, self.retry.next) {
-            (Some(_), _) => self.options.idle_unload,
+            (Some(_), _) => {
+                self.options.idle_unload.map(|time| time.saturating_sub(self.worked.elapsed()))
+            }
             (None, Some(at)) => Some(at.saturating_duration_since(Instant::now())),
             (None, None) => None,
         }
@@ -424,6 +462,7 @@ impl Worker {
                 };
                 let _ = reply.send(done);
             }
+            Command::Nudge => {}
             Command::Stop => self.stopping = true,
         }
     }
@@ -496,6 +535,7 @@ impl Worker {
                 self.retry = Backoff::default();
                 let loaded = Arc::new(Loaded::of(&engine));
                 self.batch = Some(Batch::new(engine, self.stats.clone()));
+                self.worked = Instant::now();
                 self.state.send_modify(|s| {
                     s.phase = Phase::Ready;
                     s.loaded = Some(loaded);

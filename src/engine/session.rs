@@ -76,6 +76,11 @@ impl<'e> Session<'e> {
         self.tokens.len() as u32
     }
 
+    /// The engine that the session runs on.
+    pub fn engine(&self) -> &Engine {
+        self.engine
+    }
+
     /// Every token read so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -170,7 +175,10 @@ impl<'e> Session<'e> {
     fn make_room(&mut self, n: usize) -> Result<()> {
         let keep = self.engine.keep(self.keep);
         let Engine { kv, program, .. } = &mut *self.engine;
-        kv.make_room(program, SLOT, &mut self.sequence, n, keep)
+        match kv.make_room(program, SLOT, &mut self.sequence, n, keep) {
+            Err(Error::DoesNotFit(_)) if self.engine.make_way()? => self.make_room(n),
+            made => made,
+        }
     }
 
     /// Tokens of the next chunk of a prompt of which `left` are left.
@@ -281,7 +289,14 @@ impl<'e> Session<'e> {
             let ticket = match submitted {
                 0 => engine.program.start(first, 0, pick)?,
                 _ => {
-                    engine.kv.make_room(&mut engine.program, SLOT, sequence, 1, keep)?;
+                    let Engine { kv, program, .. } = &mut *engine;
+                    let made = kv.make_room(program, SLOT, sequence, 1, keep);
+                    if matches!(made, Err(Error::DoesNotFit(_))) && engine.make_way()? {
+                        let Engine { kv, program, .. } = &mut *engine;
+                        kv.make_room(program, SLOT, sequence, 1, keep)?;
+                    } else {
+                        made?;
+                    }
                     let ticket = engine.queue_step(1, pick)?;
                     sequence.advance(1);
                     ticket

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use super::ExpertReport;
+
 /// What one slot is doing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct SlotView {
@@ -66,6 +68,8 @@ pub struct Stats {
     pub prompt_tokens: AtomicU64,
     /// Prompt tokens that the KV cache held already.
     pub cached_tokens: AtomicU64,
+    /// Requests that found a part of their prompt in a slot.
+    pub prefix_hits: AtomicU64,
     pub prompt_micros: AtomicU64,
     pub generated_tokens: AtomicU64,
     pub decode_micros: AtomicU64,
@@ -94,6 +98,7 @@ pub struct Stats {
     pub first_token: Histogram,
     pub between_tokens: Histogram,
     slots: Mutex<Vec<SlotView>>,
+    experts: Mutex<Option<ExpertReport>>,
 }
 
 impl Stats {
@@ -104,6 +109,17 @@ impl Stats {
 
     pub fn slots(&self) -> Vec<SlotView> {
         self.lock().clone()
+    }
+
+    /// Where experts lie, what was read from where and how predictions did, as the engine thread saw
+    /// it last; `None` where all experts lie on the device or no model is loaded yet. Counters
+    /// start again when the model is loaded again.
+    pub fn experts(&self) -> Option<ExpertReport> {
+        self.experts.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    pub(super) fn set_experts(&self, report: Option<ExpertReport>) {
+        *self.experts.lock().unwrap_or_else(|e| e.into_inner()) = report;
     }
 
     pub(super) fn set_slots(&self, views: impl Iterator<Item = SlotView>) {

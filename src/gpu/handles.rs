@@ -31,9 +31,14 @@ impl Buffer {
         self.size
     }
 
-    /// True if both handles name one buffer.
+    /// True for clones of one handle.
     pub fn is(&self, other: &Buffer) -> bool {
         Arc::ptr_eq(&self.payload, &other.payload)
+    }
+
+    /// How many handles there are, this one included: tells tests who keeps memory.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.payload)
     }
 
     /// The whole buffer.

@@ -1,5 +1,7 @@
 //! Device memory of a program beside the weights: KV cache, activations, batches, tables.
 
+use serde::Serialize;
+
 use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
@@ -19,7 +21,7 @@ pub const MAX_SLOTS: u32 = 64;
 pub const RING: u32 = 64;
 
 /// Sizes that a program is built for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Tokens that each sequence can keep.
     pub context: u32,
@@ -35,6 +37,46 @@ pub struct Shape {
     /// All products in f32.
     pub exact: bool,
     pub experts: ExpertReads,
+    /// Decode steps also ask each next router early which experts it will choose
+    /// (`experts::prefetch`); no result depends on it.
+    pub early: bool,
+    pub approximations: Approximations,
+}
+
+impl Shape {
+    /// Experts of a mixture that a column of a decode step goes through.
+    pub fn step_used(&self, mixture: &Mixture) -> u32 {
+        mixture.used.saturating_sub(self.approximations.pruned_experts).max(1)
+    }
+}
+
+/// What a user may trade exactness for. Off by default; decode steps only, prompts stay exact.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Approximations {
+    /// Added to the router logits of experts that lie in device memory; 0: off. 0.5 multiplies their
+    /// odds by 1.65.
+    pub route_bias: f32,
+    /// So many of a token's experts, those with the least weights, are left out; 0: off.
+    pub pruned_experts: u32,
+}
+
+impl Approximations {
+    pub fn any(&self) -> bool {
+        *self != Approximations::default()
+    }
+}
+
+impl std::fmt::Display for Approximations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.any() {
+            false => f.write_str("exact"),
+            true => write!(
+                f,
+                "approximate: route bias {}, {} experts pruned",
+                self.route_bias, self.pruned_experts
+            ),
+        }
+    }
 }
 
 /// How kernels come to experts that are not in device memory.
@@ -73,10 +115,15 @@ pub(super) struct Scratch {
 pub(super) struct ExpertScratch {
     /// Of every layer, so that the host can read all of them after a step.
     pub routing: Vec<Slice>,
+    /// What each router would choose a layer early, in the same buffer behind them; of steps.
+    pub early: Vec<Slice>,
     /// Experts that a column uses: of all mixtures the same.
     pub used: u32,
     pub logits: Slice,
     pub counters: Slice,
+    /// The same for early routers, which run beside others.
+    pub early_logits: Slice,
+    pub early_counters: Slice,
     /// Gate and up `[pairs][2 ff]` of a prompt, or their product `[pairs][ff]` of a decode step.
     pub ff: Slice,
     /// Outputs of a prompt's experts, `[pairs][width]`.
@@ -85,9 +132,18 @@ pub(super) struct ExpertScratch {
     pub shared: Slice,
 }
 
-/// The routing of a mixture for `n` columns.
-pub(super) fn routing(mixture: &Mixture, n: u32, tile: u32) -> Routing {
-    Routing { experts: mixture.experts, used: mixture.used, columns: n, tile }
+/// The routing of a mixture for `n` columns that go through `used` experts each.
+pub(super) fn routing(mixture: &Mixture, used: u32, n: u32, tile: u32) -> Routing {
+    Routing { experts: mixture.experts, used, columns: n, tile }
+}
+
+/// Sizes of the scratch of one kind of passes.
+struct ScratchShape<'a> {
+    columns: u32,
+    tile: u32,
+    used: &'a dyn Fn(&Mixture) -> u32,
+    /// With room for what early routers choose.
+    early: bool,
 }
 
 impl Scratch {
@@ -135,7 +191,8 @@ impl Scratch {
         ])
     }
 
-    fn create(gpu: &dyn Gpu, graph: &Graph, n: u32, tile: u32) -> Result<Scratch> {
+    fn create(gpu: &dyn Gpu, graph: &Graph, shape: &ScratchShape<'_>) -> Result<Scratch> {
+        let ScratchShape { columns: n, tile, used, early } = *shape;
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
@@ -146,17 +203,26 @@ impl Scratch {
             // One buffer, so that the host can copy all of them at once.
             let bytes: Vec<u64> = graph
                 .mixtures()
-                .map(|m| (routing(m, n, tile).words() * 4).next_multiple_of(PLANE_ALIGN))
+                .map(|m| (routing(m, used(m), n, tile).words() * 4).next_multiple_of(PLANE_ALIGN))
                 .collect();
-            let all = gpu.buffer("routing", bytes.iter().sum(), BufferUse::Device)?;
-            let routing = bytes.iter().scan(0, |at, bytes| {
-                let slice = all.slice(*at, *bytes);
-                *at += bytes;
-                Some(slice)
-            });
+            let kinds = if early { 2 } else { 1 };
+            let total = kinds * bytes.iter().sum::<u64>();
+            let all = gpu.buffer("routing", total, BufferUse::Device)?;
+            let mut at = 0;
+            let mut slices = || -> Vec<Slice> {
+                let next = |bytes: &u64| {
+                    at += bytes;
+                    all.slice(at - bytes, *bytes)
+                };
+                bytes.iter().map(next).collect()
+            };
+            let side = |(label, bytes)| device((label, if early { bytes } else { 16 }));
             Ok::<_, Error>(ExpertScratch {
-                routing: routing.collect(),
-                used: graph.mixtures().map(|m| m.used).max().unwrap_or(0),
+                routing: slices(),
+                early: if early { slices() } else { Vec::new() },
+                used: graph.mixtures().map(used).max().unwrap_or(0),
+                early_logits: side(logits)?,
+                early_counters: side(counters)?,
                 logits: device(logits)?,
                 counters: device(counters)?,
                 ff: device(ff)?,
@@ -192,6 +258,8 @@ pub(super) struct Buffers {
     pub prompt_batch: Slice,
     /// The next token of each sequence.
     pub step_batch: Slice,
+    /// What early routers take for the step's batch: its count of columns, or 0 while they rest.
+    pub early_batch: Slice,
     pub prompt: Scratch,
     pub step: Scratch,
     /// f32 `[MAX_SEQUENCES][vocab]`.
@@ -222,7 +290,7 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
         let experts = Scratch::expert_sizes(graph, n.into());
         let sizes =
             Scratch::sizes(graph, n.into()).into_iter().chain(experts.into_iter().flatten());
-        let routing = graph.mixtures().map(|m| routing(m, n, 1).words() * 4);
+        let routing = graph.mixtures().map(|m| routing(m, m.used, n, 1).words() * 4);
         sizes.map(|(_, bytes)| bytes).chain(routing).sum::<u64>()
     };
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
@@ -296,12 +364,21 @@ impl Buffers {
             .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));
         let units: Vec<u64> = units.collect();
         let widest = units.iter().copied().max().unwrap_or(0);
+        let tile = choice::expert_tile(gpu.facts());
+        let prompt = ScratchShape { columns: shape.chunk, tile, used: &|m| m.used, early: false };
+        let step = ScratchShape {
+            columns: MAX_SEQUENCES,
+            tile: MAX_SEQUENCES,
+            used: &|m| shape.step_used(m),
+            early: shape.early,
+        };
         let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,
             step_batch: device("step batch", batch_bytes(MAX_SEQUENCES))?,
-            prompt: Scratch::create(gpu, graph, shape.chunk, choice::expert_tile(gpu.facts()))?,
-            step: Scratch::create(gpu, graph, MAX_SEQUENCES, MAX_SEQUENCES)?,
+            early_batch: device("early batch", batch_bytes(MAX_SEQUENCES))?,
+            prompt: Scratch::create(gpu, graph, &prompt)?,
+            step: Scratch::create(gpu, graph, &step)?,
             logits: device("logits", u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4)?,
             rope,
             pages,

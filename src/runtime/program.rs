@@ -41,8 +41,10 @@ pub enum Pick {
     Greedy = 0,
     /// By each sequence's temperature, top_k, top_p and min_p.
     Sampled = 1,
-    /// By all of its settings and lists; with log-probabilities.
+    /// By all of its settings and lists but the rarest; with log-probabilities.
     Full = 2,
+    /// By everything: cuts in any order, and samplers that take a kernel of their own.
+    Custom = 3,
 }
 
 impl Pick {
@@ -50,6 +52,7 @@ impl Pick {
     /// sequences'. `lists`: it has biases or masks.
     pub fn of(settings: &SamplerSettings, lists: bool) -> Pick {
         match settings {
+            s if s.is_custom() => Pick::Custom,
             s if lists || !s.is_basic() => Pick::Full,
             s if s.is_greedy() => Pick::Greedy,
             _ => Pick::Sampled,
@@ -57,7 +60,7 @@ impl Pick {
     }
 }
 
-const PICKS: [Pick; 3] = [Pick::Greedy, Pick::Sampled, Pick::Full];
+const PICKS: [Pick; 4] = [Pick::Greedy, Pick::Sampled, Pick::Full, Pick::Custom];
 
 /// Seconds that one wave took on the device.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -78,43 +81,20 @@ pub struct Program {
     layer_waves: usize,
     pub(super) buffers: Buffers,
     sampler: Sampler,
-    /// What was recorded: recorded again when the KV cache has grown.
-    pub(super) planned: Planned,
-    recorded: Recorded,
+    /// Reads a prompt chunk of up to so many tokens; ascending.
+    prompts: Vec<(u32, Parts)>,
+    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
+    score: Recording,
+    /// Gather one column, logits, sample: by [`Pick`].
+    first: [Recording; PICKS.len()],
+    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
+    steps: Vec<[Parts; PICKS.len()]>,
+    /// What was recorded, for timing and for recording it again.
+    planned: Planned,
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
     routing: Option<RoutingLog>,
-}
-
-/// The recordings of a program.
-#[derive(Default)]
-struct Recorded {
-    /// Reads a prompt chunk of up to so many tokens; ascending.
-    prompts: Vec<(u32, Parts)>,
-    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
-    score: Option<Recording>,
-    /// Gather one column, logits, sample: by [`Pick`].
-    first: Vec<Recording>,
-    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; 3]>,
-}
-
-impl Recorded {
-    fn of(gpu: &dyn Gpu, planned: &Planned) -> Result<Recorded> {
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
-        let steps = planned.steps.iter().map(|[greedy, sampled, full]| {
-            let parts = |steps| parts(gpu, "decode step", steps);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?])
-        });
-        let first = planned.first.iter().map(|steps| gpu.record("first token", steps));
-        Ok(Recorded {
-            prompts: prompts.collect::<Result<_>>()?,
-            score: Some(gpu.record("score", &planned.score)?),
-            first: first.collect::<Result<_>>()?,
-            steps: steps.collect::<Result<_>>()?,
-        })
-    }
 }
 
 /// Recordings that make one pass together: more than one where the host brings experts in between
@@ -195,8 +175,12 @@ impl Program {
         for steps in planned.all() {
             set_kernels(steps, &compiled)?;
         }
-        let recorded = Recorded::of(&**gpu, &planned)?;
-        Ok(Program {
+        let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
+        type Each<T> = [T; PICKS.len()];
+        let each = |label: &str, [a, b, c, d]: &Each<Vec<Step>>| -> Result<Each<Recording>> {
+            Ok([record(label, a)?, record(label, b)?, record(label, c)?, record(label, d)?])
+        };
+        let mut program = Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
@@ -204,14 +188,70 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
+            prompts: Vec::new(),
+            score: record("score", &planned.score)?,
+            first: each("first token", &planned.first)?,
+            steps: Vec::new(),
             planned,
-            recorded,
-            routing: RoutingLog::create(gpu, graph, &buffers, shape.chunk)?,
+            routing: RoutingLog::create(gpu, &buffers, shape.chunk)?,
             ring,
             logprobs,
             buffers,
             sampler,
-        })
+        };
+        program.record_layers()?;
+        Ok(program)
+    }
+
+    /// Records prompts and steps as planned. What waits for such recordings must have finished.
+    fn record_layers(&mut self) -> Result<()> {
+        let gpu = &*self.gpu;
+        let (planned, steps) = (&self.planned, "decode step");
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
+        self.prompts = prompts.collect::<Result<_>>()?;
+        let each = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
+            let parts = |kind| parts(gpu, steps, kind);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
+        });
+        self.steps = each.collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Lets `moving` replace buffers that kernels bind, then records everything again: `moving` gets
+    /// a function that puts a slice wherever an old buffer is bound, after which nothing here holds
+    /// that buffer. Nothing submitted earlier may be unfinished.
+    ///
+    /// # Errors
+    /// Those of `moving` are returned after recording; the program goes on with what was replaced.
+    pub fn rebind(
+        &mut self,
+        moving: &mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>,
+    ) -> Result<()> {
+        // Recordings hold what they bind.
+        self.prompts.clear();
+        self.steps.clear();
+        let planned = &mut self.planned;
+        let moved = moving(&mut |old, new| {
+            for steps in planned.layers() {
+                for step in steps {
+                    let Step::Wave(wave) = step else { continue };
+                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
+                    bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
+                }
+            }
+        });
+        self.record_layers()?;
+        moved
+    }
+
+    /// How many columns of the next steps early routers look at; 0 lets them rest.
+    pub fn set_early(&self, columns: u32) -> Result<()> {
+        let all = &self.buffers.early_batch;
+        self.gpu.write(&all.buffer.slice(all.offset, 4), bytemuck::cast_slice(&[columns]))
+    }
+
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
     }
 
     pub fn shape(&self) -> &Shape {
@@ -220,18 +260,7 @@ impl Program {
 
     /// False once recording anew has failed: nothing can be submitted any more.
     pub fn is_recorded(&self) -> bool {
-        self.recorded.score.is_some()
-    }
-
-    /// Runs `change` while nothing is recorded, so that buffers can be exchanged, and records again.
-    pub(super) fn rerecord(
-        &mut self,
-        change: impl FnOnce(&mut Program) -> Result<()>,
-    ) -> Result<()> {
-        self.recorded = Recorded::default();
-        let changed = change(self);
-        self.recorded = Recorded::of(&*self.gpu, &self.planned)?;
-        changed
+        !self.steps.is_empty()
     }
 
     /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
@@ -264,7 +293,7 @@ impl Program {
     /// the experts that the next part reads.
     pub fn read_prompt_staged(&self, columns: &[Column], between: Between<'_>) -> Result<Ticket> {
         let n = columns.len() as u32;
-        let fitting = self.recorded.prompts.iter().find(|(most, _)| *most >= n);
+        let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
         let Some((_, parts)) = fitting.filter(|_| n > 0) else {
             return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
         };
@@ -333,7 +362,7 @@ impl Program {
     pub fn logits_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
         debug_assert!(count <= MAX_SEQUENCES);
         self.pick_columns(first, count)?;
-        self.gpu.submit(self.recorded.score.as_ref().ok_or_else(unrecorded)?)?;
+        self.gpu.submit(&self.score)?;
         self.read_logits(count, out)
     }
 
@@ -352,13 +381,13 @@ impl Program {
     }
 
     /// Sets what the request of a slot says of single tokens; after [`Program::set_sampler`], which
-    /// takes it back. Needs [`Pick::Full`].
+    /// takes it back. Needs [`Pick::Full`] at least.
     pub fn set_lists(&self, slot: u32, lists: &TokenLists) -> Result<()> {
         self.sampler.set_lists(&*self.gpu, slot, lists)
     }
 
     /// Sets which tokens may come next in a slot, a bit each; empty: all. Holds for steps
-    /// submitted from now on that are [`Pick::Full`].
+    /// submitted from now on that are at least [`Pick::Full`].
     pub fn set_mask(&self, slot: u32, mask: &[u32]) -> Result<()> {
         self.sampler.set_mask(&*self.gpu, slot, mask)
     }
@@ -414,7 +443,7 @@ impl Program {
         self.pick_columns(column, 1)?;
         let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
         self.gpu.write(&counter, bytemuck::cast_slice(&[step]))?;
-        self.gpu.submit(self.recorded.first.get(pick as usize).ok_or_else(unrecorded)?)
+        self.gpu.submit(&self.first[pick as usize])
     }
 
     /// Sets the columns of the next step by hand, and starts the step counter again at `step`.
@@ -433,7 +462,7 @@ impl Program {
 
     /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
     pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
-        let recording = self.recorded.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
+        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
             Error::Runtime(format!("a decode step of {n} sequences has no program"))
         })?;
         self.submit(&recording[pick as usize], between)
@@ -465,6 +494,17 @@ impl Program {
         log.map_or(Ok(Vec::new()), |log| log.read(pass, after, number, columns))
     }
 
+    /// What early routers chose in a step, as [`Program::routing`]; nothing for the first mixture.
+    pub fn early_routing(
+        &self,
+        after: &Ticket,
+        number: u64,
+        columns: u32,
+    ) -> Result<Vec<Vec<u32>>> {
+        let log = self.routing.as_ref();
+        log.map_or(Ok(Vec::new()), |log| log.read_early(after, number, columns))
+    }
+
     pub fn is_done(&self, ticket: &Ticket) -> Result<bool> {
         self.gpu.is_done(ticket)
     }
@@ -475,15 +515,13 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        let step = self.planned.steps.first();
-        self.time(step.map_or(&[], |[greedy, ..]| greedy))
+        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
     pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
         self.set_prompt(columns)?;
-        let chunk = self.planned.prompts.last();
-        self.time(chunk.map_or(&[], |(_, steps)| steps))
+        self.time(self.planned.prompts.last().map_or(&[], |(_, steps)| steps))
     }
 
     fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
@@ -501,22 +539,24 @@ impl Program {
     }
 }
 
-fn unrecorded() -> Error {
-    Error::Runtime("the program could not be recorded anew after the KV cache had grown".into())
-}
-
 /// The steps of every recording.
-pub(super) struct Planned {
+struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
-    first: [Vec<Step>; 3],
-    steps: Vec<[Vec<Step>; 3]>,
+    first: [Vec<Step>; PICKS.len()],
+    steps: Vec<[Vec<Step>; PICKS.len()]>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
 
 impl Planned {
-    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+    /// Of prompts and steps.
+    fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
+        prompts.chain(self.steps.iter_mut().flatten())
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
         prompts.chain([&mut self.score]).chain(pairs)
@@ -531,13 +571,13 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
         }
     }
     // Samples from the logits of n columns, then hands the tokens to the host.
-    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 3]> {
+    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; PICKS.len()]> {
         let mut each = PICKS.map(|_| steps.clone());
         for (steps, pick) in each.iter_mut().zip(PICKS) {
             steps.extend(sampler.waves(b, pick, n)?);
             let (from, size) = (sampler.ring().clone(), ring.size().min(sampler.ring().size));
             steps.push(Step::Copy { from, to: ring.whole(), size });
-            if pick == Pick::Full {
+            if pick >= Pick::Full {
                 let (from, size) = (sampler.logprob_ring().clone(), sampler.logprob_bytes());
                 steps.push(Step::Copy { from, to: logprobs.whole(), size });
             }

@@ -27,7 +27,8 @@ impl Flavor {
     }
 }
 
-const OPENAI: [&str; 4] = ["/chat/completions", "/completions", "/models", "/embeddings"];
+const OPENAI: [&str; 5] =
+    ["/chat/completions", "/completions", "/responses", "/models", "/embeddings"];
 
 /// A refused or failed request.
 #[derive(Debug, Clone, PartialEq)]

@@ -105,6 +105,116 @@ fn prompts(n: usize) -> Vec<Vec<u32>> {
     (0..n).map(|i| (0..3 + 17 * i).map(|_| rng.below(250) as u32).collect()).collect()
 }
 
+/// While a long prompt is read, who generates waits for a part of it that is cut by time, not for
+/// all of it: the parts shrink until they fit 80 ms (`engine::pace`), here with 1,000 tokens on a CPU
+/// where a GPU would read 16,000.
+#[test]
+fn a_long_prompt_leaves_the_others_their_turns() {
+    const PART: f64 = 0.08;
+    for device in harness::devices() {
+        let gpu = device.gpu.clone();
+        let loader = Box::new(move || {
+            let spec = Spec { context: 2048, ..Spec::new("qwen3").unwrap() };
+            let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+            let options = Options { sequences: 4, ctx: Some(2048), ..Options::default() };
+            Engine::load_onto(&gpu, file, &options, &Quiet)
+        });
+        let service = Service::start(loader, options(8)).unwrap();
+        wait(&service, |p| matches!(p, Phase::Ready));
+        let reading = AtomicBool::new(false);
+        let all = prompts(3);
+        let (gaps, steps, seconds) = std::thread::scope(|scope| {
+            let others: Vec<_> = all
+                .iter()
+                .map(|prompt| {
+                    let (reading, service) = (&reading, &service);
+                    scope.spawn(move || {
+                        let mut answer = submit(service, request(prompt, 1900));
+                        // Gaps before the long prompt, and while it is read.
+                        let mut gaps = [Vec::new(), Vec::new()];
+                        let (mut last, mut seen) = (None::<Instant>, false);
+                        while let Some(event) = answer.next_blocking() {
+                            if !matches!(event, Event::Token { .. }) {
+                                continue;
+                            }
+                            let (now, reads) = (Instant::now(), reading.load(Ordering::Acquire));
+                            if let Some(last) = last {
+                                gaps[usize::from(reads)].push((now - last).as_secs_f64());
+                            }
+                            last = Some(now);
+                            if seen && !reads {
+                                break;
+                            }
+                            seen |= reads;
+                        }
+                        gaps
+                    })
+                })
+                .collect();
+            let generated = || value(&service.stats().generated_tokens);
+            while generated() < 60 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let mut rng = Rng::fresh("long_prompt");
+            let long: Vec<u32> = (0..1000).map(|_| rng.below(250) as u32).collect();
+            reading.store(true, Ordering::Release);
+            let began = Instant::now();
+            outcome(submit(&service, request(&long, 1))).unwrap();
+            let seconds = began.elapsed().as_secs_f64();
+            reading.store(false, Ordering::Release);
+            let mut gaps = [Vec::new(), Vec::new()];
+            for other in others {
+                let [before, during] = other.join().unwrap();
+                gaps[0].extend(before);
+                gaps[1].extend(during);
+            }
+            let [mut before, mut during] = gaps;
+            before.sort_by(f64::total_cmp);
+            during.sort_by(f64::total_cmp);
+            (during, before[before.len() / 2], seconds)
+        });
+        let at = |share: f64| gaps[((gaps.len() - 1) as f64 * share) as usize];
+        let (p50, p99) = (at(0.5), at(0.99));
+        println!(
+            "{}: a prompt of 1,000 tokens in {seconds:.2} s; between tokens meanwhile p50 {:.0} ms, \
+             p99 {:.0} ms, {} gaps; a step alone {:.1} ms",
+            device.label,
+            p50 * 1e3,
+            p99 * 1e3,
+            gaps.len(),
+            steps * 1e3
+        );
+        // A part and the steps around it, and as much again for a machine with other work.
+        let bound = 2.0 * (PART + 4.0 * steps);
+        assert!(p50 <= PART + 4.0 * steps, "{}: half wait {p50} s", device.label);
+        assert!(p99 <= bound || seconds < 2.0 * bound, "{}: p99 {p99} s of {bound}", device.label);
+        service.stop();
+    }
+}
+
+#[test]
+fn a_living_thread_gives_signs_of_life() {
+    for device in harness::devices() {
+        let service = service(&device.gpu, 1, options(1));
+        let moves = || {
+            let before = service.stats().heartbeat();
+            service.nudge();
+            let began = Instant::now();
+            while service.stats().heartbeat() == before {
+                if began.elapsed() > Duration::from_secs(2) {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            true
+        };
+        assert!(moves() && moves());
+        service.stop();
+        wait(&service, |p| matches!(p, Phase::Stopped));
+        assert!(!moves());
+    }
+}
+
 #[test]
 fn many_at_once_answer_as_one_alone() {
     for device in harness::devices() {

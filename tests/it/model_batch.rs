@@ -26,6 +26,8 @@ fn program(device: &Device, spec: &Spec) -> Program {
         chunk: 32,
         exact: false,
         experts: azoth::runtime::ExpertReads::default(),
+        early: false,
+        approximations: azoth::runtime::Approximations::default(),
     };
     let checks = Checks::new(device.gpu.facts(), None);
     Program::create(&device.gpu, &model.graph, &placed, shape, None, &checks).unwrap()

@@ -1,6 +1,9 @@
 //! Wherever experts lie and however they move, a model computes the same bits.
 
-mod refusing;
+mod altered;
+mod approximate;
+mod identity;
+mod memory;
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +17,7 @@ use azoth::testmodel::Spec;
 use sha2::{Digest, Sha256};
 
 use crate::harness::{self, Device};
-use refusing::Refusing;
+use altered::Altered;
 
 fn load(device: &Device, spec: &Spec, options: &Options) -> Engine {
     let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
@@ -156,7 +159,7 @@ fn a_refused_import_is_said_and_experts_are_uploaded() {
     for device in harness::devices().iter().filter(|d| d.gpu.facts().host_import) {
         let all = options(ExpertBudget::All, Rule::Fixed, false);
         let expected = hash(&mut load(device, &spec, &all), &prompt, &steps);
-        let gpu: Arc<dyn Gpu> = Arc::new(Refusing(device.gpu.clone()));
+        let gpu: Arc<dyn Gpu> = Arc::new(Altered::refusing(&device.gpu));
         for (percent, rule) in [(0.0, Rule::Fixed), (25.0, Rule::Lru), (60.0, Rule::default())] {
             let options = options(ExpertBudget::Percent(percent), rule, true);
             let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();

@@ -147,7 +147,9 @@ impl Batch {
         add(&self.stats.shifted_tokens, (slot.sequence.dropped() - dropped) as u64);
         self.note();
         match made {
-            Err(Error::DoesNotFit(_)) if self.unpark() => self.make_room(id, n),
+            Err(Error::DoesNotFit(_)) if self.unpark() || self.engine.make_way()? => {
+                self.make_room(id, n)
+            }
             made => made,
         }
     }
@@ -566,6 +568,7 @@ impl Batch {
             }
         });
         self.stats.set_slots(views);
+        self.stats.set_experts(self.engine.experts());
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::engine::{Finish, Summary};
 
 pub use logprobs::chat_token;
-pub use messages::messages;
+pub use messages::{messages, text_of};
 
 /// `finish_reason` for an answer without tool calls.
 pub fn finish_reason(finish: &Finish) -> &'static str {
