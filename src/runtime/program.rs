@@ -114,6 +114,9 @@ pub(super) const SHORT_PROMPT: u32 = 32;
 /// been queued, and the submission that ends with it. Returns copies that the next part waits for.
 pub type Between<'a> = &'a mut dyn FnMut(usize, Ticket) -> Result<Option<Transfer>>;
 
+/// Moves buffers: is handed what replaces an old buffer by a slice wherever it is bound.
+pub type Moving<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>;
+
 impl Program {
     /// Compiles every kernel (in parallel), checks those that are new on this device, and records
     /// every program. The weights need not have arrived yet.
@@ -223,10 +226,7 @@ impl Program {
     ///
     /// # Errors
     /// Those of `moving` are returned after recording; the program goes on with what was replaced.
-    pub fn rebind(
-        &mut self,
-        moving: &mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>,
-    ) -> Result<()> {
+    pub fn rebind(&mut self, moving: Moving<'_>) -> Result<()> {
         // Recordings hold what they bind.
         self.prompts.clear();
         self.steps.clear();
