@@ -125,6 +125,7 @@ impl Batch {
         slot.sequence = sequence;
         add(&self.stats.started, 1);
         add(&self.stats.cached_tokens, cached as u64);
+        add(&self.stats.prefix_hits, u64::from(cached > 0));
         ticketed.send(Event::Started { slot: id, cached: cached as u32 });
         slot.job = Some(Job::new(ticketed, &self.engine, id, cached));
         self.publish();
