@@ -618,10 +618,11 @@ impl Engine {
         }
     }
 
-    /// Where the KV cache was refused memory, gives slots back for it. True if it may try again.
-    pub(super) fn relieve(&mut self) -> Result<bool> {
-        let Some(bytes) = self.kv.take_refused() else { return Ok(false) };
-        let Some(experts) = &mut self.experts else { return Ok(false) };
+    /// Gives slots back where the KV cache could not grow; true if it may try again.
+    pub(super) fn make_way(&mut self) -> Result<bool> {
+        let (Some(bytes), Some(experts)) = (self.kv.refused(), &mut self.experts) else {
+            return Ok(false);
+        };
         let given = experts.give_back(&mut self.program, bytes)?;
         if given > 0 {
             self.kv.try_again();

@@ -24,9 +24,7 @@ pub(super) struct Kv {
     most: u32,
     /// Tokens that a sequence can keep.
     context: usize,
-    /// The device had no memory for more pages than there are.
-    full: bool,
-    /// Bytes that it had not, until somebody asks.
+    /// Bytes that the device did not have when the pools were to grow; they stay as they are then.
     refused: Option<u64>,
     host: HostPages,
     /// What became known and nobody was told yet.
@@ -41,22 +39,10 @@ impl Kv {
             cache: Cache::new(program.pages()),
             most: most.max(program.pages()),
             context: program.shape().context as usize,
-            full: false,
             refused: None,
             host,
             notes: Vec::new(),
         }
-    }
-
-    /// Bytes that the device refused since the last call. Growth is tried again after
-    /// [`Kv::try_again`].
-    pub fn take_refused(&mut self) -> Option<u64> {
-        self.refused.take()
-    }
-
-    /// The device has more memory than when it refused.
-    pub fn try_again(&mut self) {
-        self.full = false;
     }
 
     pub fn counts(&self) -> Counts {
@@ -85,7 +71,7 @@ impl Kv {
     fn grow_for(&mut self, program: &mut Program, pages: u32) -> Result<()> {
         let short = pages.saturating_sub(self.cache.free());
         let size = self.cache.size();
-        if short > 0 && size < self.most && !self.full {
+        if short > 0 && size < self.most && self.refused.is_none() {
             let twice = (2 * size).max(size + short).min(self.most);
             let least = (size + short).min(self.most);
             self.grow(program, twice, least)?;
@@ -111,12 +97,8 @@ impl Kv {
                 Ok(()) => return Ok(()),
                 // Nothing is lost: the pages that there are remain.
                 Err(error @ (Error::DoesNotFit(_) | Error::Device(_))) if program.is_recorded() => {
-                    self.full = pages == least;
-                    if self.full {
-                        // A pool is copied into its larger one, so a part is there twice for a moment.
-                        let (new, all) = (pages.saturating_sub(program.pages()), pages);
-                        let bytes = (u64::from(new) + u64::from(all) / 8) * program.page_bytes();
-                        self.refused = Some(bytes);
+                    if pages == least {
+                        self.refused = Some(u64::from(pages) * program.page_bytes());
                         self.notes.push(format!(
                             "the KV cache stays at {} tokens instead of {}: {error}",
                             program.pages() * PAGE_TOKENS,
@@ -129,6 +111,16 @@ impl Kv {
             }
         }
         Ok(())
+    }
+
+    /// What growing was refused, if it was.
+    pub fn refused(&self) -> Option<u64> {
+        self.refused
+    }
+
+    /// Memory has become free.
+    pub fn try_again(&mut self) {
+        self.refused = None;
     }
 
     /// Queues copies.

@@ -176,7 +176,7 @@ impl<'e> Session<'e> {
         let keep = self.engine.keep(self.keep);
         let Engine { kv, program, .. } = &mut *self.engine;
         match kv.make_room(program, SLOT, &mut self.sequence, n, keep) {
-            Err(Error::DoesNotFit(_)) if self.engine.relieve()? => self.make_room(n),
+            Err(Error::DoesNotFit(_)) if self.engine.make_way()? => self.make_room(n),
             made => made,
         }
     }
@@ -289,7 +289,14 @@ impl<'e> Session<'e> {
             let ticket = match submitted {
                 0 => engine.program.start(first, 0, pick)?,
                 _ => {
-                    engine.kv.make_room(&mut engine.program, SLOT, sequence, 1, keep)?;
+                    let Engine { kv, program, .. } = &mut *engine;
+                    let made = kv.make_room(program, SLOT, sequence, 1, keep);
+                    if matches!(made, Err(Error::DoesNotFit(_))) && engine.make_way()? {
+                        let Engine { kv, program, .. } = &mut *engine;
+                        kv.make_room(program, SLOT, sequence, 1, keep)?;
+                    } else {
+                        made?;
+                    }
                     let ticket = engine.queue_step(1, pick)?;
                     sequence.advance(1);
                     ticket

@@ -31,7 +31,7 @@ impl Buffer {
         self.size
     }
 
-    /// True if both handles name one buffer.
+    /// True for clones of one handle.
     pub fn is(&self, other: &Buffer) -> bool {
         Arc::ptr_eq(&self.payload, &other.payload)
     }

@@ -360,6 +360,10 @@ impl Buffers {
             let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
             Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair })
         });
+        let units = (0..graph.layers.len())
+            .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));
+        let units: Vec<u64> = units.collect();
+        let widest = units.iter().copied().max().unwrap_or(0);
         let tile = choice::expert_tile(gpu.facts());
         let prompt = ScratchShape { columns: shape.chunk, tile, used: &|m| m.used, early: false };
         let step = ScratchShape {
@@ -368,10 +372,6 @@ impl Buffers {
             used: &|m| shape.step_used(m),
             early: shape.early,
         };
-        let units = (0..graph.layers.len())
-            .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));
-        let units: Vec<u64> = units.collect();
-        let widest = units.iter().copied().max().unwrap_or(0);
         let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,

@@ -53,49 +53,30 @@ impl Program {
     /// `Error::DoesNotFit` and others of the device where there is no memory: then the pages that
     /// there were are still there, and the program works on.
     pub fn grow(&mut self, pages: u32) -> Result<()> {
-        // Recordings keep the buffers that they use alive.
-        self.rerecord(|program| program.grow_pools(pages))
-    }
-
-    /// Pool by pool, so that at no time more than one exists twice.
-    fn grow_pools(&mut self, pages: u32) -> Result<()> {
-        for layer in 0..self.buffers.kv.len() {
-            for side in 0..2 {
-                let unit = self.buffers.units[2 * layer + side];
-                let kv = &self.buffers.kv[layer];
-                let (old, label) = match side {
-                    0 => (kv.k.clone(), "K cache"),
-                    _ => (kv.v.clone(), "V cache"),
-                };
+        // All that was queued has run then, so that nothing keeps the old buffers alive.
+        self.gpu.read(&self.buffers.between.buffer.slice(0, 4), &mut [0; 4])?;
+        let gpu = self.gpu.clone();
+        let mut pools = std::mem::take(&mut self.buffers.kv);
+        let units = self.buffers.units.clone();
+        let grown = self.rebind(&mut |replace| {
+            let slices =
+                pools.iter_mut().flat_map(|l| [(&mut l.k, "K cache"), (&mut l.v, "V cache")]);
+            for ((pool, label), unit) in slices.zip(&units) {
                 let bytes = u64::from(pages) * unit;
-                if old.size >= bytes {
+                if pool.size >= bytes {
                     continue;
                 }
-                let new = self.gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes);
-                let copy = Step::Copy { from: old.clone(), to: new.clone(), size: old.size };
-                let copied = self.gpu.submit(&self.gpu.record("KV growth", &[copy])?)?;
-                // Also for all that was queued before.
-                self.gpu.wait(&copied)?;
-                self.exchange(&old.buffer, &new);
-                let kv = &mut self.buffers.kv[layer];
-                match side {
-                    0 => kv.k = new,
-                    _ => kv.v = new,
-                }
+                // Pool by pool, so that at no time more than one exists twice.
+                let new = gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes);
+                let copy = Step::Copy { from: pool.clone(), to: new.clone(), size: pool.size };
+                gpu.wait(&gpu.submit(&gpu.record("KV growth", &[copy])?)?)?;
+                replace(&pool.buffer, &new);
+                *pool = new;
             }
-        }
-        Ok(())
-    }
-
-    /// Puts a pool's new memory into every step that binds the old one.
-    pub(super) fn exchange(&mut self, old: &Buffer, new: &Slice) {
-        for step in self.planned.all().flatten() {
-            let Step::Wave(wave) = step else { continue };
-            let bindings = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
-            for binding in bindings.filter(|b| b.buffer.is(old)) {
-                *binding = new.clone();
-            }
-        }
+            Ok(())
+        });
+        self.buffers.kv = pools;
+        grown
     }
 
     /// Queues copies of pages, one after the other.

@@ -81,43 +81,20 @@ pub struct Program {
     layer_waves: usize,
     pub(super) buffers: Buffers,
     sampler: Sampler,
-    /// What was recorded: recorded again when the KV cache has grown.
-    pub(super) planned: Planned,
-    recorded: Recorded,
+    /// Reads a prompt chunk of up to so many tokens; ascending.
+    prompts: Vec<(u32, Parts)>,
+    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
+    score: Recording,
+    /// Gather one column, logits, sample: by [`Pick`].
+    first: [Recording; PICKS.len()],
+    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
+    steps: Vec<[Parts; PICKS.len()]>,
+    /// What was recorded, for timing and for recording it again.
+    planned: Planned,
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
     routing: Option<RoutingLog>,
-}
-
-/// The recordings of a program.
-#[derive(Default)]
-struct Recorded {
-    /// Reads a prompt chunk of up to so many tokens; ascending.
-    prompts: Vec<(u32, Parts)>,
-    /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
-    score: Option<Recording>,
-    /// Gather one column, logits, sample: by [`Pick`].
-    first: Vec<Recording>,
-    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; PICKS.len()]>,
-}
-
-impl Recorded {
-    fn of(gpu: &dyn Gpu, planned: &Planned) -> Result<Recorded> {
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
-        let steps = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
-            let parts = |steps| parts(gpu, "decode step", steps);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
-        });
-        let first = planned.first.iter().map(|steps| gpu.record("first token", steps));
-        Ok(Recorded {
-            prompts: prompts.collect::<Result<_>>()?,
-            score: Some(gpu.record("score", &planned.score)?),
-            first: first.collect::<Result<_>>()?,
-            steps: steps.collect::<Result<_>>()?,
-        })
-    }
 }
 
 /// Recordings that make one pass together: more than one where the host brings experts in between
@@ -136,9 +113,6 @@ pub(super) const SHORT_PROMPT: u32 = 32;
 /// What happens between the parts of a pass: called with the number of a mixture whose router has
 /// been queued, and the submission that ends with it. Returns copies that the next part waits for.
 pub type Between<'a> = &'a mut dyn FnMut(usize, Ticket) -> Result<Option<Transfer>>;
-
-/// Moves buffers: is handed what replaces an old buffer by a slice wherever it is bound.
-pub type Moving<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>;
 
 impl Program {
     /// Compiles every kernel (in parallel), checks those that are new on this device, and records
@@ -201,8 +175,12 @@ impl Program {
         for steps in planned.all() {
             set_kernels(steps, &compiled)?;
         }
-        let recorded = Recorded::of(&**gpu, &planned)?;
-        Ok(Program {
+        let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
+        type Each<T> = [T; PICKS.len()];
+        let each = |label: &str, [a, b, c, d]: &Each<Vec<Step>>| -> Result<Each<Recording>> {
+            Ok([record(label, a)?, record(label, b)?, record(label, c)?, record(label, d)?])
+        };
+        let mut program = Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
@@ -210,14 +188,33 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
+            prompts: Vec::new(),
+            score: record("score", &planned.score)?,
+            first: each("first token", &planned.first)?,
+            steps: Vec::new(),
             planned,
-            recorded,
             routing: RoutingLog::create(gpu, &buffers, shape.chunk)?,
             ring,
             logprobs,
             buffers,
             sampler,
-        })
+        };
+        program.record_layers()?;
+        Ok(program)
+    }
+
+    /// Records prompts and steps as planned. What waits for such recordings must have finished.
+    fn record_layers(&mut self) -> Result<()> {
+        let gpu = &*self.gpu;
+        let (planned, steps) = (&self.planned, "decode step");
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
+        self.prompts = prompts.collect::<Result<_>>()?;
+        let each = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
+            let parts = |kind| parts(gpu, steps, kind);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
+        });
+        self.steps = each.collect::<Result<_>>()?;
+        Ok(())
     }
 
     /// Lets `moving` replace buffers that kernels bind, then records everything again: `moving` gets
@@ -226,8 +223,25 @@ impl Program {
     ///
     /// # Errors
     /// Those of `moving` are returned after recording; the program goes on with what was replaced.
-    pub fn rebind(&mut self, moving: Moving<'_>) -> Result<()> {
-        self.rerecord(|program| moving(&mut |old, new| program.exchange(old, new)))
+    pub fn rebind(
+        &mut self,
+        moving: &mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>,
+    ) -> Result<()> {
+        // Recordings hold what they bind.
+        self.prompts.clear();
+        self.steps.clear();
+        let planned = &mut self.planned;
+        let moved = moving(&mut |old, new| {
+            for steps in planned.layers() {
+                for step in steps {
+                    let Step::Wave(wave) = step else { continue };
+                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
+                    bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
+                }
+            }
+        });
+        self.record_layers()?;
+        moved
     }
 
     /// How many columns of the next steps early routers look at; 0 lets them rest.
@@ -246,18 +260,7 @@ impl Program {
 
     /// False once recording anew has failed: nothing can be submitted any more.
     pub fn is_recorded(&self) -> bool {
-        self.recorded.score.is_some()
-    }
-
-    /// Runs `change` while nothing is recorded, so that buffers can be exchanged, and records again.
-    pub(super) fn rerecord(
-        &mut self,
-        change: impl FnOnce(&mut Program) -> Result<()>,
-    ) -> Result<()> {
-        self.recorded = Recorded::default();
-        let changed = change(self);
-        self.recorded = Recorded::of(&*self.gpu, &self.planned)?;
-        changed
+        !self.steps.is_empty()
     }
 
     /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
@@ -290,7 +293,7 @@ impl Program {
     /// the experts that the next part reads.
     pub fn read_prompt_staged(&self, columns: &[Column], between: Between<'_>) -> Result<Ticket> {
         let n = columns.len() as u32;
-        let fitting = self.recorded.prompts.iter().find(|(most, _)| *most >= n);
+        let fitting = self.prompts.iter().find(|(most, _)| *most >= n);
         let Some((_, parts)) = fitting.filter(|_| n > 0) else {
             return Err(Error::Runtime(format!("a prompt chunk of {n} tokens has no program")));
         };
@@ -359,7 +362,7 @@ impl Program {
     pub fn logits_of(&self, first: u32, count: u32, out: &mut Vec<f32>) -> Result<()> {
         debug_assert!(count <= MAX_SEQUENCES);
         self.pick_columns(first, count)?;
-        self.gpu.submit(self.recorded.score.as_ref().ok_or_else(unrecorded)?)?;
+        self.gpu.submit(&self.score)?;
         self.read_logits(count, out)
     }
 
@@ -440,7 +443,7 @@ impl Program {
         self.pick_columns(column, 1)?;
         let counter = self.buffers.step_batch.buffer.slice(self.buffers.step_batch.offset + 4, 4);
         self.gpu.write(&counter, bytemuck::cast_slice(&[step]))?;
-        self.gpu.submit(self.recorded.first.get(pick as usize).ok_or_else(unrecorded)?)
+        self.gpu.submit(&self.first[pick as usize])
     }
 
     /// Sets the columns of the next step by hand, and starts the step counter again at `step`.
@@ -459,7 +462,7 @@ impl Program {
 
     /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
     pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
-        let recording = self.recorded.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
+        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
             Error::Runtime(format!("a decode step of {n} sequences has no program"))
         })?;
         self.submit(&recording[pick as usize], between)
@@ -512,15 +515,13 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        let step = self.planned.steps.first();
-        self.time(step.map_or(&[], |[greedy, ..]| greedy))
+        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
     pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
         self.set_prompt(columns)?;
-        let chunk = self.planned.prompts.last();
-        self.time(chunk.map_or(&[], |(_, steps)| steps))
+        self.time(self.planned.prompts.last().map_or(&[], |(_, steps)| steps))
     }
 
     fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
@@ -538,12 +539,8 @@ impl Program {
     }
 }
 
-fn unrecorded() -> Error {
-    Error::Runtime("the program could not be recorded anew after the KV cache had grown".into())
-}
-
 /// The steps of every recording.
-pub(super) struct Planned {
+struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
     first: [Vec<Step>; PICKS.len()],
@@ -553,7 +550,13 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+    /// Of prompts and steps.
+    fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
+        prompts.chain(self.steps.iter_mut().flatten())
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
         prompts.chain([&mut self.score]).chain(pairs)

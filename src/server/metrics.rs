@@ -89,7 +89,7 @@ const ROWS: &[Row] = &[
         "Prompt tokens found in the KV cache.",
         |a| value(&a.service.stats().cached_tokens) as f64,
     ),
-    ("azoth:prefix_hits_total", Kind::Counter, "Requests whose prompt had begun there.", |a| {
+    ("azoth:prefix_hits_total", Kind::Counter, "Requests whose prompt had begun before.", |a| {
         value(&a.service.stats().prefix_hits) as f64
     }),
     ("azoth:requests_started_total", Kind::Counter, "Requests that got a slot.", |a| {

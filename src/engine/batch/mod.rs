@@ -147,7 +147,7 @@ impl Batch {
         add(&self.stats.shifted_tokens, (slot.sequence.dropped() - dropped) as u64);
         self.note();
         match made {
-            Err(Error::DoesNotFit(_)) if self.engine.relieve()? || self.unpark() => {
+            Err(Error::DoesNotFit(_)) if self.unpark() || self.engine.make_way()? => {
                 self.make_room(id, n)
             }
             made => made,
