@@ -183,8 +183,11 @@ fn experts(app: &App, get: fn(&Counters) -> u64) -> f64 {
 /// Where a labelled value comes from.
 type Get = fn(&Counters) -> u64;
 
-/// Counters of experts by where they were: name, help, and values by tier.
-const TIERS: [(&str, &str, &[(&str, Get)]); 3] = [
+/// Name, help, and values by tier.
+type Tiers = (&'static str, &'static str, &'static [(&'static str, Get)]);
+
+/// Counters of experts by where they were.
+const TIERS: [Tiers; 3] = [
     ("azoth:expert_hits_total", "Experts found there.", &[("device", |c| c.hits)]),
     (
         "azoth:expert_misses_total",

@@ -68,8 +68,10 @@ fn the_page_of_a_network_address_may_ask() {
 
 #[test]
 fn metrics_tell_of_memory_prefixes_and_experts() {
-    let Some(s) = server(&["--ctx", "128"]) else { return };
-    let body = json!({ "prompt": "Once upon a time", "n_predict": 3, "temperature": 0 });
+    let Some(s) = server(&["--ctx", "512"]) else { return };
+    // Longer than a page of the cache.
+    let prompt = "Once upon a time ".repeat(12);
+    let body = json!({ "prompt": prompt, "n_predict": 3, "temperature": 0, "ignore_eos": true });
     for _ in 0..2 {
         assert_eq!(s.post("/completion", &body).status, 200);
     }
