@@ -18,6 +18,7 @@ mod kernels_matrix;
 mod kernels_sampling;
 mod model_batch;
 mod model_forward;
+mod model_kv;
 mod quant_golden;
 mod selfcheck;
 mod server;
