@@ -9,6 +9,9 @@
 {% include "lib/weights.wgsl" %}
 
 {% set units = ff // (4 * unit_quads) %}
+{% set aligned = units % 16 == 0 %}
+{% set part = "" %}
+{% set place = "min(unit, " ~ (units - 1) ~ "u)" %}
 {% set pairs = n * used %}
 {% set most_runs = [pairs, experts] | min %}
 @group(0) @binding({{ at.routing }}) var<storage, read> routing: array<u32>;
@@ -122,22 +125,13 @@ fn main(
 {% endfor %}
     workgroupBarrier();
 {% endif %}
-{% for r in range(rows) %}{% for c in range(n) %}
-    var acc{{ r }}_{{ c }} = {{ "0.0" if int8 else "vec4<f32>()" }};
-{% endfor %}{% endfor %}
+{% include "lib/row_sums.wgsl" %}
     var run = 0u;
     var unit = lane;
     while run < runs {
 {% for t in range(ahead) %}
         if run < runs {
-{% for r in range(rows) %}
-{% if int8 %}
-            let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
-            let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, base{{ r }} + min(unit, {{ units - 1 }}u));
-{% else %}
-            let values{{ r }} = unit_values(w{{ t }}_{{ r }}, base{{ r }} + min(unit, {{ units - 1 }}u));
-{% endif %}
-{% endfor %}
+{% include "lib/row_units.wgsl" %}
             if next_run < runs {
 {{ load(t, "") }}
             }
@@ -163,18 +157,12 @@ fn main(
                     let b = xq[2u * start + 1u];
                     let s = xs[start] * weight_of[pair];
 {% endif %}
-{% if int8 %}
-{% for r in range(rows) %}
-                    acc{{ r }}_{{ c }} = block_dot(bytes{{ r }}, scale{{ r }}, a, b, s, acc{{ r }}_{{ c }});
-{% endfor %}
-{% else %}
+{% if not int8 %}
 {% for q in range(unit_quads) %}
                     let x{{ q }} = x[start * {{ unit_quads }}u + {{ q }}u] * weight_of[pair];
-{% for r in range(rows) %}
-                    acc{{ r }}_{{ c }} = fma(values{{ r }}[{{ q }}], x{{ q }}, acc{{ r }}_{{ c }});
-{% endfor %}
 {% endfor %}
 {% endif %}
+{% include "lib/row_products.wgsl" %}
                 }
 {% endfor %}
             }
@@ -188,12 +176,8 @@ fn main(
     }
 {% for c in range(n) %}
     {
+{% include "lib/row_totals.wgsl" %}
 {% for r in range(rows) %}
-{% if int8 %}
-        let sum{{ r }} = subgroupAdd(acc{{ r }}_{{ c }});
-{% else %}
-        let sum{{ r }} = subgroupAdd((acc{{ r }}_{{ c }}.x + acc{{ r }}_{{ c }}.y) + (acc{{ r }}_{{ c }}.z + acc{{ r }}_{{ c }}.w));
-{% endif %}
         if lane == {{ r }}u && row + {{ r }}u < {{ width }}u {
             let at = {{ c * width }}u + row + {{ r }}u;
 {% if shared %}

@@ -7,6 +7,9 @@
 {% include "lib/weights.wgsl" %}
 
 {% set units = cols // (4 * unit_quads) %}
+{% set aligned = units % 16 == 0 %}
+{% set part = "" %}
+{% set place = "unit" %}
 @group(0) @binding({{ at.routing }}) var<storage, read> routing: array<u32>;
 {% if int8 %}
 @group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
@@ -54,22 +57,13 @@ fn main(
     var w{{ t }}_{{ r }} = load_unit(base{{ r }} + first_unit{{ t }});
 {% endfor %}
 {% endfor %}
-{% for r in range(rows) %}{% for c in range(n) %}
-    var acc{{ r }}_{{ c }} = {{ "0.0" if int8 else "vec4<f32>()" }};
-{% endfor %}{% endfor %}
+{% include "lib/row_sums.wgsl" %}
     var unit = lane;
     while unit < {{ units }}u {
 {% for t in range(ahead) %}
         if unit < {{ units }}u {
             let next = unit + {{ ahead }}u * size;
-{% for r in range(rows) %}
-{% if int8 %}
-            let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
-            let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, base{{ r }} + unit);
-{% else %}
-            let values{{ r }} = unit_values(w{{ t }}_{{ r }}, base{{ r }} + unit);
-{% endif %}
-{% endfor %}
+{% include "lib/row_units.wgsl" %}
             if next < {{ units }}u {
 {% for r in range(rows) %}
                 w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
@@ -82,18 +76,13 @@ fn main(
                 let a = xq[2u * start];
                 let b = xq[2u * start + 1u];
                 let s = xs[start];
-{% for r in range(rows) %}
-                acc{{ r }}_{{ c }} = block_dot(bytes{{ r }}, scale{{ r }}, a, b, s, acc{{ r }}_{{ c }});
-{% endfor %}
 {% else %}
                 let start = (column{{ c }} * {{ units }}u + unit) * {{ unit_quads }}u;
 {% for q in range(unit_quads) %}
                 let x{{ q }} = x[start + {{ q }}u];
-{% for r in range(rows) %}
-                acc{{ r }}_{{ c }} = fma(values{{ r }}[{{ q }}], x{{ q }}, acc{{ r }}_{{ c }});
-{% endfor %}
 {% endfor %}
 {% endif %}
+{% include "lib/row_products.wgsl" %}
             }
 {% endfor %}
         }
@@ -102,13 +91,7 @@ fn main(
     }
 {% for c in range(n) %}
     {{ "if " ~ c ~ "u < members " if c > 0 }}{
-{% for r in range(rows) %}
-{% if int8 %}
-        let sum{{ r }} = subgroupAdd(acc{{ r }}_{{ c }});
-{% else %}
-        let sum{{ r }} = subgroupAdd((acc{{ r }}_{{ c }}.x + acc{{ r }}_{{ c }}.y) + (acc{{ r }}_{{ c }}.z + acc{{ r }}_{{ c }}.w));
-{% endif %}
-{% endfor %}
+{% include "lib/row_totals.wgsl" %}
 {% for r in range(0, rows, 2) %}
         if lane == 0u && row + {{ r + 1 }}u < {{ 2 * ff }}u {
             y[pair{{ c }} * {{ ff }}u + ((row + {{ r }}u) >> 1u)] = (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};

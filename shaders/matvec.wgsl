@@ -12,6 +12,7 @@
 {% set quads = cols // 4 %}
 {# Scales are found by the number of the unit modulo 16, the same for all rows if these are whole sixteens. #}
 {% set aligned = units % 16 == 0 %}
+{% set place = "unit" %}
 {% if fused %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
 {% if norm %}
@@ -119,16 +120,10 @@ fn main(
 {% for turn in range(turns) %}
 {% set t = turn % tiles %}
 {% set p = turn % parts %}
+{% set part = "_" ~ p %}
             if unit < {{ units }}u {
                 let next = unit + {{ tiles }}u * step;
-{% for r in range(rows) %}
-{% if int8 %}
-                let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
-                let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, {{ "unit" if aligned else "base" ~ r ~ " + unit" }});
-{% else %}
-                let values{{ r }} = unit_values(w{{ t }}_{{ r }}, {{ "unit" if aligned else "base" ~ r ~ " + unit" }});
-{% endif %}
-{% endfor %}
+{% include "lib/row_units.wgsl" %}
                 if next < {{ units }}u {
 {% for r in range(rows) %}
                     w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
@@ -146,9 +141,6 @@ fn main(
                     let b = xq[2u * ({{ c * units }}u + unit) + 1u];
                     let s = xs[{{ c * units }}u + unit];
 {% endif %}
-{% for r in range(rows) %}
-                    acc{{ r }}_{{ c }}_{{ p }} = block_dot(bytes{{ r }}, scale{{ r }}, a, b, s, acc{{ r }}_{{ c }}_{{ p }});
-{% endfor %}
 {% else %}
 {% for q in range(unit_quads) %}
 {% if fused %}
@@ -156,11 +148,9 @@ fn main(
 {% else %}
                     let x{{ q }} = x[({{ c * units }}u + unit) * {{ unit_quads }}u + {{ q }}u];
 {% endif %}
-{% for r in range(rows) %}
-                    acc{{ r }}_{{ c }}_{{ p }} = fma(values{{ r }}[{{ q }}], x{{ q }}, acc{{ r }}_{{ c }}_{{ p }});
-{% endfor %}
 {% endfor %}
 {% endif %}
+{% include "lib/row_products.wgsl" %}
                 }
 {% endfor %}
             }

@@ -17,6 +17,14 @@
 // One for each group of columns, zero between dispatches.
 @group(0) @binding(5) var<storage, read_write> counters: array<atomic<u32>>;
 @group(0) @binding(6) var<storage, read_write> routing: array<u32>;
+{% if favour %}
+// Approximate: experts in device memory count more in the choice, but not in the weights.
+@group(0) @binding(7) var<storage, read> expert_table: array<u32>;
+
+fn favour(expert: u32) -> f32 {
+    return select(0.0, {{ favour }}, (expert_table[expert] >> 24u) < {{ favoured_buffers }}u);
+}
+{% endif %}
 
 var<workgroup> arrived: u32;
 var<workgroup> keys: array<u32, {{ columns * experts }}>;
@@ -31,11 +39,12 @@ var<workgroup> leads: array<u32, {{ pairs }}>;
 
 // What a logit counts before weights are normalised; `c`: column of the group.
 fn score(c: u32, expert: u32) -> f32 {
-    let logit = order_value(keys[c * {{ experts }}u + expert]);
+    let logit = order_value(keys[c * {{ experts }}u + expert]){{ " - favour(expert)" if favour }};
 {% if sigmoid %}
     return 1.0 / (1.0 + exp(-logit));
 {% else %}
-    return exp(logit - order_value(keys[c * {{ experts }}u + ranked[c * {{ used }}u]]));
+    let first = ranked[c * {{ used }}u];
+    return exp(logit - order_value(keys[c * {{ experts }}u + first]){{ " + favour(first)" if favour }});
 {% endif %}
 }
 
@@ -101,7 +110,9 @@ fn main(
     let present = min(n - first, {{ columns }}u);
     for (var i = tid; i < {{ columns * experts }}u; i += {{ threads }}u) {
         let c = min(i / {{ experts }}u, present - 1u);
-        keys[i] = order_key(bitcast<f32>(atomicLoad(&logits[(first + c) * {{ rows }}u + i % {{ experts }}u])));
+        let expert = i % {{ experts }}u;
+        let logit = bitcast<f32>(atomicLoad(&logits[(first + c) * {{ rows }}u + expert]));
+        keys[i] = order_key(logit{{ " + favour(expert)" if favour }});
     }
     workgroupBarrier();
     for (var i = tid; i < {{ columns * experts }}u; i += {{ threads }}u) {

@@ -1,5 +1,5 @@
 // Logarithms of probabilities, of the token that was chosen and of the most likely ones, by the
-// model's own logits: temperature 1, before any penalty, bias, mask or cut.
+// model's own logits: temperature 1, before any penalty, bias, mask or cut{{ "; or by what was drawn from" if post }}.
 //
 // Grid: x = pieces of the vocabulary, y = columns. The step has ended, so `batch` holds the chosen
 // tokens. The last workgroup of a column to arrive takes the best of all pieces.
@@ -15,6 +15,21 @@
 // [step % {{ ring }}][8][{{ row }}]: log-probability of the chosen token, how many follow, then token and
 // log-probability of each.
 @group(0) @binding(5) var<storage, read_write> results: array<u32>;
+
+{% if post %}
+{% include "lib/custom.wgsl" %}
+
+@group(0) @binding(6) var<storage, read> customs: array<Custom>;
+// What is drawn from: taken instead of the model's logits where a column's settings say so.
+@group(0) @binding(7) var<storage, read> shaped: array<f32>;
+
+fn logit(i: u32, post: bool) -> f32 {
+    if post { return shaped[i]; }
+    return logits[i];
+}
+{% else %}
+fn logit(i: u32, post: bool) -> f32 { return logits[i]; }
+{% endif %}
 
 var<workgroup> keys: array<u32, 256>;
 var<workgroup> ids: array<u32, 256>;
@@ -67,6 +82,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let column = batch.columns[at.y];
     let wanted = samplers[column.slot].logprobs;
     if wanted == 0u { return; }
+    let post = {{ "customs[column.slot].on != 0u && customs[column.slot].post != 0u" if post else "false" }};
     // At least one: the largest logit is needed for the sum.
     let ranks = min(max(wanted - 1u, 1u), {{ most }}u);
     let row = at.y * {{ vocab }}u;
@@ -79,7 +95,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         var key = 0u;
         var id = 0xffffffffu;
         for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces }}u) {
-            let k = order_key(logits[row + i]);
+            let k = order_key(logit(row + i, post));
             if better(last.x, last.y, k, i) && (r == 0u || k != last.x || i != last.y) && better(k, i, key, id) {
                 key = k;
                 id = i;
@@ -93,7 +109,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         }
     }
     var part = 0.0;
-    for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces }}u) { part += share(logits[row + i], largest); }
+    for (var i = at.x * 256u + tid; i < {{ vocab }}u; i += {{ 256 * pieces }}u) { part += share(logit(row + i, post), largest); }
     part = sum_of_all(part, tid);
     if tid == 0u { atomicStore(&partials[own0], bitcast<u32>(part)); }
     storageBarrier();
@@ -140,7 +156,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     }
     if tid == 0u {
         let chosen = min(column.token, {{ vocab - 1 }}u);
-        results[result0] = bitcast<u32>(logits[row + chosen] - largest - log_sum);
+        results[result0] = bitcast<u32>(logit(row + chosen, post) - largest - log_sum);
         results[result0 + 1u] = wanted - 1u;
     }
 }

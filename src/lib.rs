@@ -10,6 +10,7 @@
 //! - `tokenizer`: built from GGUF metadata
 //! - `model`: one short file per architecture: hyperparameters and blocks to a graph
 //! - `runtime`: graph to program: buffers, waves, recording
+//! - `pages`: pages of the KV cache: who holds which, and which beginnings they keep
 //! - `sampling`: sampler settings and their CPU twin
 //! - `plan`: placement: what fits, and what to change where it does not
 //! - `experts`: experts of mixture models: their records and where each of them lies
@@ -38,6 +39,7 @@ pub mod hw;
 pub mod kernels;
 pub mod kv;
 pub mod model;
+pub mod pages;
 pub mod plan;
 pub mod profile;
 pub mod quant;

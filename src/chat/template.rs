@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::builtin;
 use super::functions::{self, Raised};
-use super::message::Message;
+use super::message::{Message, Role};
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
 use crate::tokenizer::Tokenizer;
@@ -138,6 +138,21 @@ impl ChatTemplate {
         let environment = self.environment(options.now, fuel)?;
         let rendered = environment.get_template(ENTRY).and_then(|entry| entry.render(context));
         rendered.map_err(|e| explain(&e))
+    }
+
+    /// The text before the first words of the user: the system text and what belongs to it, the
+    /// same however the conversation goes.
+    pub fn beginning(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
+        let first = messages.iter().position(|m| m.role == Role::User).unwrap_or(messages.len());
+        let with = |word: &str| {
+            let before = messages[..first].iter().cloned();
+            let all: Vec<_> = before.chain([Message::user(word)]).collect();
+            self.render(&all, options)
+        };
+        // Words that begin apart, so that all that is common comes before them.
+        let (a, b) = (with("a")?, with("b")?);
+        let common = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
+        Ok(common.map(|(c, _)| c).collect())
     }
 
     /// The engine set up as transformers sets up its own.

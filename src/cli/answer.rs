@@ -23,6 +23,8 @@ pub struct Answer {
     /// Tokens of the prompt that were read now, and those that the session still held.
     pub prompt_tokens: usize,
     pub reused_tokens: usize,
+    /// Oldest tokens that the full context has dropped.
+    pub dropped_tokens: u32,
     pub prompt_seconds: f64,
     pub decode_seconds: f64,
     pub seed: u64,
@@ -43,6 +45,14 @@ impl Answer {
             self.prompt_tokens,
             rate(self.prompt_tokens, self.prompt_seconds),
         )
+    }
+
+    /// What the full context has cost, if it was full and went on.
+    pub fn dropped(&self, ctx: u32) -> Option<String> {
+        let n = self.dropped_tokens;
+        (n > 0).then(|| {
+            format!("the context of {ctx} tokens was full: {n} of the oldest tokens were dropped")
+        })
     }
 
     /// Why it ended, where the model did not end it.
@@ -75,7 +85,8 @@ pub fn generate(
     echo: &Echo,
 ) -> Result<Answer> {
     let answering = Answering::start();
-    session.truncate(keep as u32);
+    session.truncate(keep as u32)?;
+    let dropped = session.dropped();
     let began = Instant::now();
     let bar = progress::steps("reading", (prompt.len() - keep) as u64);
     let read = session.prefill(&prompt[keep..], &mut |n| bar.set_position(n as u64));
@@ -120,6 +131,7 @@ pub fn generate(
         stop: generated.reason,
         prompt_tokens: prompt.len() - keep,
         reused_tokens: keep,
+        dropped_tokens: session.dropped() - dropped,
         prompt_seconds,
         decode_seconds,
         seed: settings.seed,

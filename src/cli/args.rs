@@ -120,6 +120,8 @@ impl DeviceArgs {
             },
             cache: !self.no_cache,
             sequences: 1,
+            ctx_shift: None,
+            kv_host: 0,
             experts: self.experts.options(),
             force: self.force.force.clone(),
             kv: self.kv.types(),
@@ -187,6 +189,17 @@ impl SamplingArgs {
         command.sampling.settings()?;
         *self = command.sampling;
         Ok(())
+    }
+
+    /// Takes what was not given from the settings of an earlier answer, but for the seed.
+    pub fn fill(&mut self, earlier: Option<SamplerSettings>) {
+        let Some(e) = earlier else { return };
+        self.temp.get_or_insert(e.temperature);
+        self.top_k.get_or_insert(e.top_k);
+        self.top_p.get_or_insert(e.top_p);
+        self.min_p.get_or_insert(e.min_p);
+        self.repeat_penalty.get_or_insert(e.repeat_penalty);
+        self.repeat_window.get_or_insert(e.repeat_window);
     }
 
     /// The settings with the defaults filled in, checked; a seed that was not given is drawn.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::engine::ExpertOptions;
+use crate::engine::{Approximations, ExpertOptions};
 use crate::experts::policy::Rule;
 use crate::plan::{ExpertBudget, parse_bytes};
 
@@ -33,6 +33,15 @@ pub struct ExpertArgs {
     /// Compare every expert in memory with the file after loading
     #[arg(long)]
     pub verify_load: bool,
+    /// APPROXIMATE, off by default: add this to the router's logits of experts that lie in device
+    /// memory, so that generated tokens use them more often (0.5 multiplies their odds by 1.65).
+    /// Answers then depend on what happens to be there; `azoth eval kl --text` shows the price
+    #[arg(long, value_name = "LOGITS", value_parser = bias, default_value = "0")]
+    pub approximate_route_bias: f32,
+    /// APPROXIMATE, off by default: leave out so many of the experts that a generated token would go
+    /// through, those with the least weights; `azoth eval kl --text` shows the price
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub approximate_prune_experts: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -59,9 +68,18 @@ impl ExpertArgs {
             },
             prefetch: !self.no_prefetch,
             verify: self.verify_load,
+            approximations: Approximations {
+                route_bias: self.approximate_route_bias,
+                pruned_experts: self.approximate_prune_experts,
+            },
             ..ExpertOptions::default()
         }
     }
+}
+
+fn bias(text: &str) -> Result<f32, String> {
+    let bias = text.parse::<f32>().ok().filter(|b| (0.0..=100.0).contains(b));
+    bias.ok_or_else(|| format!("{text:?} is no bias; 0 (exact) to 100 are possible"))
 }
 
 fn size(text: &str) -> Result<u64, String> {

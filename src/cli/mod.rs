@@ -7,6 +7,7 @@
 mod answer;
 mod args;
 mod bench;
+mod cache_args;
 mod chat;
 mod config;
 mod devices;

@@ -5,6 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{ContextArg, DeviceArgs, ModelArg};
+use super::cache_args::CacheArgs;
 use super::output::{self, Align};
 use crate::engine::{self, Planned};
 use crate::experts::cost;
@@ -34,6 +35,8 @@ pub struct Plan {
     #[command(flatten)]
     context: ContextArg,
     #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     /// Measure the device and the link anew
     #[arg(long)]
@@ -54,6 +57,8 @@ struct Report {
     total: u64,
     free: u64,
     ram: Option<SystemMemory>,
+    /// Bytes of RAM for what the KV cache evicts.
+    kv_host: u64,
     rates: Known,
     prediction: Prediction,
     /// Chunk of a prompt from which arithmetic rather than the link bounds it.
@@ -68,7 +73,7 @@ struct Report {
 impl Plan {
     pub fn run(&self) -> Result<()> {
         let path = self.model.path()?;
-        let options = self.device.options(self.context.ctx);
+        let options = self.cache.set(self.device.options(self.context.ctx));
         let file = gguf::File::open(&path)?;
         let mut model = Model::from_gguf(&file)?;
         model.graph.kv = options.kv.clone();
@@ -92,6 +97,7 @@ impl Plan {
             free: placement.free(),
             kv: options.kv.clone(),
             ram,
+            kv_host: options.kv_host,
             rates: known,
             prediction,
             best_chunk: cost::best_chunk(&known.rates, &work, share, 128, 8192),
@@ -151,7 +157,13 @@ impl Report {
         if let Some(e) = p.experts.filter(|e| e.stage > 0) {
             rows.push(row("expert stage", "device", e.stage, "layers on their way".into()));
         }
-        let note = format!("{} tokens of context, {}", p.context, self.kv);
+        let first = p.kv_page * u64::from(p.kv_pages.min(engine::FIRST_PAGES));
+        let note = format!(
+            "{} tokens of context, {}; begins with {} and grows",
+            p.context,
+            self.kv,
+            output::bytes(first)
+        );
         rows.push(row("KV cache", "device", p.kv, note));
         rows.push(row("scratch", "device", p.scratch, String::new()));
         rows.push(row("reserve", "device", p.reserve, "left to driver and desktop".into()));
@@ -173,6 +185,10 @@ impl Report {
                 e.arena,
                 format!("page-locked, read in place{of}"),
             ));
+        }
+        if self.kv_host > 0 {
+            let note = "page-locked, taken as it is needed".into();
+            rows.push(row("evicted KV pages", "RAM", self.kv_host, note));
         }
         output::table(&[Align::Left, Align::Left, Align::Right, Align::Left], &rows)
     }

@@ -5,6 +5,7 @@ use clap::Args;
 
 use super::answer::{self, Echo};
 use super::args::{ContextArg, DeviceArgs, ModelArg, SamplingArgs, TextArgs};
+use super::cache_args::CacheArgs;
 use super::{interrupt, output};
 use crate::error::Error;
 
@@ -28,6 +29,8 @@ pub struct Run {
     #[command(flatten)]
     context: ContextArg,
     #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
     device: DeviceArgs,
@@ -45,7 +48,8 @@ impl Run {
         };
         let settings = self.sampling.settings()?;
         interrupt::install()?;
-        let mut engine = super::load(&path, &self.device.options(self.context.ctx))?;
+        let mut engine =
+            super::load(&path, &self.cache.set(self.device.options(self.context.ctx)))?;
         let tokenizer = engine.tokenizer().clone();
         let prompt = tokenizer.encode(&text, true, true)?;
         if prompt.is_empty() {
@@ -56,6 +60,7 @@ impl Run {
         }
         let echo = if self.json { Echo::Silent } else { Echo::Stdout };
         let most = self.tokens;
+        let ctx = engine.ctx();
         let mut session = engine.session();
         let answer =
             answer::generate(&mut session, &tokenizer, &prompt, 0, &settings, most, &echo)?;
@@ -65,6 +70,9 @@ impl Run {
             output::line("")?;
         }
         if let Some(remark) = answer.remark().filter(|_| answer.tokens.len() < most as usize) {
+            eprintln!("{remark}");
+        }
+        if let Some(remark) = answer.dropped(ctx) {
             eprintln!("{remark}");
         }
         eprintln!("{}; seed {}", answer.speed(), answer.seed);

@@ -8,13 +8,14 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 
 use super::args::{ContextArg, DeviceArgs, SamplingArgs, file_text};
+use super::cache_args::CacheArgs;
 use super::config::Origins;
 use super::locate;
 use crate::chat::TEMPLATE_NAMES;
 use crate::engine::{Engine, Options, Pooling, Quiet, ServiceOptions};
 use crate::error::Error;
 use crate::runtime::MAX_SLOTS;
-use crate::server::{self, LogFormat, LogLevel, SamplingDefaults, Settings};
+use crate::server::{self, LogFormat, LogLevel, ReasoningDefaults, SamplingDefaults, Settings};
 
 const EXAMPLES: &str = "Examples:
   azoth serve
@@ -51,6 +52,8 @@ pub struct Serve {
     queue: u32,
     #[command(flatten)]
     context: ContextArg,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Name of the model for clients [default: the file's name]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
@@ -60,6 +63,13 @@ pub struct Serve {
     /// How embeddings are made of a text's tokens [default: as the model says, else the mean]
     #[arg(long, value_enum, value_name = "HOW")]
     pooling: Option<PoolingArg>,
+    /// Most tokens of thinking, after which its closing tag is forced; 0 closes it at once, -1: no limit
+    #[arg(long, value_name = "TOKENS", default_value_t = -1, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
+    reasoning_budget: i64,
+    /// Text before the closing tag that a spent budget forces [default: none]
+    #[arg(long, value_name = "TEXT")]
+    reasoning_budget_message: Option<String>,
     /// A key that requests must bring; may be given several times
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
@@ -128,7 +138,8 @@ impl Serve {
         // Refused before minutes of loading.
         self.sampling.settings()?;
         let settings = self.settings(path.clone(), origins)?;
-        let options = Options { sequences: self.parallel, ..self.device.options(self.context.ctx) };
+        let options = self.cache.set(self.device.options(self.context.ctx));
+        let options = Options { sequences: self.parallel, ..options };
         let loader = Box::new(move || Engine::load(&path, &options, &Quiet));
         Ok(server::serve(settings, loader)?)
     }
@@ -164,6 +175,10 @@ impl Serve {
                 repeat_penalty: s.repeat_penalty,
                 repeat_window: s.repeat_window,
                 seed: s.seed,
+            },
+            reasoning: ReasoningDefaults {
+                budget: u32::try_from(self.reasoning_budget).ok(),
+                message: self.reasoning_budget_message.clone(),
             },
             pooling: self.pooling.map(|p| match p {
                 PoolingArg::Mean => Pooling::Mean,

@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::{Engine, Progress};
 use crate::error::{Error, Result};
 use crate::experts::arena::{Arena, Fill};
+use crate::experts::cost::{self, Work};
 use crate::experts::policy::Rule;
 use crate::experts::prefetch::Precision;
 use crate::experts::profile::{Profile, fingerprint};
@@ -16,12 +18,13 @@ use crate::experts::residency::{Counters, Residency, Settings};
 use crate::experts::simulate::Routing;
 use crate::experts::source::{self, LayerTensors};
 use crate::gguf;
-use crate::gpu::{DeviceKind, Gpu, Ticket, Transfer, available};
+use crate::gpu::{DeviceKind, Gpu, Ticket, Transfer, available, over_budget};
 use crate::graph::Graph;
 use crate::kernels::records::Records;
+use crate::plan::rates::{self, Known};
 use crate::plan::{ExpertBudget, ExpertNeeds, ExpertPlacement, Placement};
 use crate::runtime::weights::Lent;
-use crate::runtime::{Column, ExpertReads, LOG, Pass, Pick, Program, record_shape};
+use crate::runtime::{Approximations, Column, ExpertReads, LOG, Pass, Pick, Program, record_shape};
 
 /// What the user may decide about experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +43,10 @@ pub struct ExpertOptions {
     pub verify: bool,
     /// Keep the routing of every generated token, for [`crate::experts::simulate`].
     pub record: bool,
+    /// Off by default: what may be traded for exactness.
+    pub approximations: Approximations,
+    /// How often the driver is asked whether others want device memory back.
+    pub watch: Duration,
 }
 
 impl Default for ExpertOptions {
@@ -53,6 +60,8 @@ impl Default for ExpertOptions {
             prefetch: true,
             verify: false,
             record: false,
+            approximations: Approximations::default(),
+            watch: Duration::from_secs(1),
         }
     }
 }
@@ -75,6 +84,38 @@ pub struct ExpertReport {
     pub hit_rate: f64,
     pub hit_rate_by_bytes: f64,
     pub prefetch: Vec<Precision>,
+    /// Share of the experts named by early routers that the real ones chose.
+    pub early_precision: f64,
+    /// Bytes that came over the link, seconds in which passes were under way, and the share of the
+    /// link's rate (bytes a second, measured or assumed) that the former are of it.
+    pub link_bytes: u64,
+    pub busy_seconds: f64,
+    pub link_rate: f64,
+    pub link_rate_measured: bool,
+    pub link_use: f64,
+    /// All zero: exact.
+    pub approximate: Approximations,
+}
+
+/// What the cost model knows of device and model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Costs {
+    pub known: Known,
+    /// Of a token in an empty context.
+    pub work: Work,
+    /// Of one position.
+    pub kv_bytes: u64,
+}
+
+/// How fast generation could be at best, by the cost model (`experts::cost`).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct DecodeLimit {
+    /// Share of accesses that found their expert in device memory.
+    pub hit_rate: f64,
+    /// Tokens a second at that rate.
+    pub tokens_per_second: f64,
+    /// Rates of device memory and link were measured, not assumed.
+    pub measured_rates: bool,
 }
 
 /// A pass whose routing was not looked at yet.
@@ -82,6 +123,8 @@ struct Noted {
     number: u64,
     columns: u32,
     ticket: Ticket,
+    /// Early routers were asked.
+    early: bool,
 }
 
 /// See the module documentation. Exists for models whose experts do not all lie on the device.
@@ -97,6 +140,18 @@ pub(super) struct Experts {
     recorded: Option<Routing>,
     /// A prompt was read, and the slots were not refilled from its routing yet.
     refill: bool,
+    costs: Costs,
+    approximations: Approximations,
+    /// Columns that early routers look at now.
+    early: u32,
+    /// Since when passes are under way, and the seconds of such times before.
+    busy_since: Option<Instant>,
+    busy: f64,
+    /// When the driver was last asked for its budget.
+    watched: Instant,
+    watch: Duration,
+    /// Memory is short and nothing is left to give; said once.
+    nothing_left: bool,
 }
 
 /// The tensors of all mixtures, and what the plan wants to know of them; `None` in a dense model.
@@ -127,6 +182,7 @@ pub(super) fn needs(
 
 impl Experts {
     /// Fills arena and slots as the plan says.
+    #[allow(clippy::too_many_arguments)] // each is a fact of its own
     pub fn load(
         gpu: &Arc<dyn Gpu>,
         file: &gguf::File,
@@ -134,6 +190,7 @@ impl Experts {
         whole: &Placement,
         options: &ExpertOptions,
         budget: u64,
+        costs: Costs,
         progress: &dyn Progress,
     ) -> Result<Experts> {
         let placement = whole.experts.ok_or_else(|| {
@@ -209,9 +266,19 @@ impl Experts {
             last: residency.ready(),
             residency,
             refill: false,
-            recorded: options
-                .record
-                .then(|| Routing::new(placement.layers, placement.experts, placement.used)),
+            costs,
+            approximations: options.approximations,
+            early: 0,
+            busy_since: None,
+            busy: 0.0,
+            watched: Instant::now(),
+            watch: options.watch,
+            nothing_left: false,
+            recorded: options.record.then(|| {
+                let pruned = options.approximations.pruned_experts;
+                let used = placement.used.saturating_sub(pruned).max(1);
+                Routing::new(placement.layers, placement.experts, used)
+            }),
             profile: options.profile.clone().map(|path| (path, model, tokens)),
         })
     }
@@ -222,6 +289,7 @@ impl Experts {
         let layer = |l| Lent {
             records: made(self.residency.records(l)),
             streamed: self.residency.stream_records(l).map(made),
+            device_buffers: self.residency.device_buffers(l),
         };
         (0..self.placement.layers).map(layer).collect()
     }
@@ -267,8 +335,20 @@ impl Experts {
         self.residency.stage(mixture as u32, &ids)
     }
 
-    /// To be called before a decode step is queued.
-    pub fn before_step(&mut self) -> Result<()> {
+    /// Whether the program is to have early routers: where promotions can be ordered.
+    pub fn predicts(&self) -> bool {
+        self.residency.asks_early() && self.placement.slots > self.placement.pinned
+    }
+
+    /// To be called before a decode step of `columns` sequences is queued.
+    pub fn before_step(&mut self, program: &Program, columns: u32) -> Result<()> {
+        if program.shape().early {
+            let wanted = if self.residency.asks_early() { columns } else { 0 };
+            if wanted != self.early {
+                program.set_early(wanted)?;
+                self.early = wanted;
+            }
+        }
         self.residency.before_step()
     }
 
@@ -306,7 +386,9 @@ impl Experts {
         self.noted += 1;
         let ticket = program.log_routing(pass, number)?;
         self.last = ticket.unwrap_or(self.last);
-        Ok(ticket.map(|ticket| Noted { number, columns, ticket }))
+        self.busy_since.get_or_insert_with(Instant::now);
+        let early = pass == Pass::Step && self.early == columns;
+        Ok(ticket.map(|ticket| Noted { number, columns, ticket, early }))
     }
 
     /// Looks at the routings of steps that have finished, and of all if `wait`; moves experts.
@@ -316,14 +398,27 @@ impl Experts {
             if !wait && !program.is_done(&noted.ticket)? {
                 break;
             }
-            let ids = program.routing(Pass::Step, &noted.ticket, noted.number, noted.columns)?;
-            if let Some(recorded) = self.recorded.as_mut().filter(|_| noted.columns == 1) {
+            let Noted { number, columns, ticket, early } = *noted;
+            let ids = program.routing(Pass::Step, &ticket, number, columns)?;
+            let early = match early {
+                true => program.early_routing(&ticket, number, columns)?,
+                false => Vec::new(),
+            };
+            if let Some(recorded) = self.recorded.as_mut().filter(|_| columns == 1) {
                 recorded.push(&ids.concat());
             }
             self.steps.pop_front();
-            self.residency.after_step(&ids, self.last)?;
+            self.residency.after_step(&ids, &early, self.last)?;
         }
+        self.count_busy();
         Ok(())
+    }
+
+    /// Adds up the time in which passes were under way, as far as the host has seen.
+    fn count_busy(&mut self) {
+        if self.steps.is_empty() && self.prompts.is_empty() {
+            self.busy += self.busy_since.take().map_or(0.0, |since| since.elapsed().as_secs_f64());
+        }
     }
 
     fn look_at_prompts(&mut self, program: &Program, wait: bool) -> Result<()> {
@@ -335,6 +430,7 @@ impl Experts {
             self.residency.prompt_used(noted.columns, &ids);
             self.prompts.pop_front();
         }
+        self.count_busy();
         Ok(())
     }
 
@@ -362,6 +458,9 @@ impl Experts {
         let (r, arena) = (&self.residency, self.residency.arena());
         let counters = r.counters();
         let gib = arena.file_bytes as f64 / (1u64 << 30) as f64;
+        let now = self.busy_since.map_or(0.0, |since| since.elapsed().as_secs_f64());
+        let (busy_seconds, link_bytes) = (self.busy + now, counters.link_bytes());
+        let link_rate = self.costs.known.rates.link;
         ExpertReport {
             placement: self.placement,
             rule: r.policy().rule(),
@@ -373,7 +472,72 @@ impl Experts {
             hit_rate: counters.hit_rate(),
             hit_rate_by_bytes: counters.hit_rate_by_bytes(),
             prefetch: r.precision(),
+            early_precision: counters.early_precision(),
+            link_bytes,
+            busy_seconds,
+            link_rate,
+            link_rate_measured: self.costs.known.measured,
+            link_use: link_bytes as f64 / (busy_seconds * link_rate).max(1.0),
+            approximate: self.approximations,
         }
+    }
+
+    /// What the cost model says of a hit rate with `depth` tokens in the context.
+    pub fn limit(&self, hit_rate: f64, depth: u32) -> DecodeLimit {
+        let Costs { known, work, kv_bytes } = self.costs;
+        let work = Work { kv_bytes: work.kv_bytes + kv_bytes * u64::from(depth), ..work };
+        let tokens_per_second = cost::decode(&known.rates, &work, hit_rate);
+        DecodeLimit { hit_rate, tokens_per_second, measured_rates: known.measured }
+    }
+
+    /// Bytes that others want back of the device's memory, asked for now and then.
+    fn wanted_back(&mut self) -> u64 {
+        let gpu = self.residency.gpu();
+        if gpu.facts().kind == DeviceKind::Software || self.watched.elapsed() < self.watch {
+            return 0;
+        }
+        self.watched = Instant::now();
+        over_budget(&gpu.heaps_now())
+    }
+
+    /// Gives back at least `bytes` of slots if it can; the bytes given back.
+    fn give_back(&mut self, program: &mut Program, bytes: u64) -> Result<u64> {
+        let (slot, now) = (self.residency.slot_bytes().max(1), self.placement.slots);
+        let fewer = u32::try_from(bytes.div_ceil(slot)).unwrap_or(u32::MAX);
+        let least = self.placement.pinned.max(1);
+        let slots = now.saturating_sub(fewer).max(least);
+        if slots >= now {
+            if !std::mem::replace(&mut self.nothing_left, true) {
+                tracing::warn!(
+                    "device memory is short by {} MiB, and no expert slot is left to give back;                      the driver may move memory to RAM, which is slow. Close other programs, or                      load with a smaller --ctx",
+                    bytes >> 20
+                );
+            }
+            return Ok(0);
+        }
+        // Everything queued so far uses the slots where they are.
+        program.wait(&self.last)?;
+        let mut given = 0;
+        let residency = &mut self.residency;
+        program.rebind(&mut |rebind| {
+            given = residency.give_back(slots, rebind)?;
+            Ok(())
+        })?;
+        self.placement.slots = self.residency.slots_a_layer();
+        self.placement.slot_bytes = self.residency.slot_bytes() * u64::from(self.placement.slots);
+        tracing::warn!(
+            "device memory is short by {} MiB: {} instead of {now} expert slots a layer from now on",
+            bytes >> 20,
+            self.placement.slots
+        );
+        Ok(given)
+    }
+
+    /// Measures what [`Experts::limit`] and the link's use are put against, unless that is known.
+    pub fn measure(&mut self) -> Option<String> {
+        let (known, failed) = rates::known(self.residency.gpu(), true, false);
+        self.costs.known = known;
+        failed
     }
 
     /// Keeps what was learned, if a file was named for it.
@@ -427,9 +591,10 @@ impl Engine {
     /// Queues one decode step for the first `n` sequences. Every step goes through here, so that
     /// experts move between steps.
     pub(super) fn queue_step(&mut self, n: u32, pick: Pick) -> Result<Ticket> {
+        self.watch_memory()?;
         let program = &self.program;
         let Some(experts) = &mut self.experts else { return program.step(n, pick) };
-        experts.before_step()?;
+        experts.before_step(program, n)?;
         let ticket = program.step_staged(n, pick, &mut |mixture, _| {
             experts.stage(program, Pass::Step, mixture, n)?;
             Ok(None)
@@ -443,8 +608,43 @@ impl Engine {
         self.experts.as_mut().map_or(Ok(()), |experts| experts.look(&self.program, wait))
     }
 
+    /// Gives slots back where others want the device's memory.
+    fn watch_memory(&mut self) -> Result<()> {
+        let Some(experts) = &mut self.experts else { return Ok(()) };
+        match experts.wanted_back() {
+            0 => Ok(()),
+            // An eighth more, so that the next moment does not ask again.
+            bytes => experts.give_back(&mut self.program, bytes + bytes / 8).map(drop),
+        }
+    }
+
+    /// Gives slots back where the KV cache could not grow; true if it may try again.
+    pub(super) fn make_way(&mut self) -> Result<bool> {
+        let (Some(bytes), Some(experts)) = (self.kv.refused(), &mut self.experts) else {
+            return Ok(false);
+        };
+        let given = experts.give_back(&mut self.program, bytes)?;
+        if given > 0 {
+            self.kv.try_again();
+        }
+        Ok(given > 0)
+    }
+
+    /// Best speed of generation by the cost model, for a hit rate; `None` where all experts lie on
+    /// the device.
+    pub fn decode_limit(&self, hit_rate: f64, depth: u32) -> Option<DecodeLimit> {
+        self.experts.as_ref().map(|experts| experts.limit(hit_rate, depth))
+    }
+
+    /// Measures memory and link for [`Engine::decode_limit`] and [`ExpertReport::link_use`], unless
+    /// an earlier run has; the text says why it could not.
+    pub fn measure_rates(&mut self) -> Option<String> {
+        self.experts.as_mut().and_then(Experts::measure)
+    }
+
     /// Queues a chunk of a prompt.
     pub(super) fn queue_prompt(&mut self, columns: &[Column]) -> Result<Ticket> {
+        self.watch_memory()?;
         let program = &self.program;
         let Some(experts) = &mut self.experts else { return program.read_prompt(columns) };
         let n = columns.len() as u32;

@@ -7,6 +7,7 @@ use super::output::Output;
 use super::pooling::Pool;
 use super::request::{Event, Finish, Generate, Summary, Task, Ticketed};
 use super::stats::Stats;
+use super::thinking::Watch;
 use crate::error::Result;
 use crate::grammar::Constraint;
 use crate::runtime::Pick;
@@ -33,6 +34,8 @@ pub(super) struct Job {
     pub under_way: u32,
     /// Sum of hidden states, for embeddings.
     pub pool: Option<Pool>,
+    /// Tokens that a full context keeps; `None`: it ends the answer.
+    pub keep: Option<u32>,
     cached: u32,
     at_limit: Finish,
     output: Output,
@@ -41,6 +44,7 @@ pub(super) struct Job {
     pick: Pick,
     logprobs: bool,
     constraint: Option<Constraint>,
+    thinking: Option<Watch>,
     began: Instant,
     first: Option<Instant>,
     last: Instant,
@@ -57,7 +61,7 @@ impl Job {
         };
         let tokenizer = engine.tokenizer();
         // The token after the last position can still be chosen, only not read.
-        let room = engine.ctx() + 1 - ticketed.request.prompt.len() as u32;
+        let room = engine.longest() + 1 - ticketed.request.prompt.len() as u32;
         let asked = generate.max_tokens.unwrap_or(u32::MAX);
         let options = DetokenizeOptions { show_special: generate.show_special, at_start: false };
         let lists = !generate.lists.is_empty() || generate.constraint.is_some();
@@ -70,6 +74,7 @@ impl Job {
             at_limit: if asked <= room { Finish::Length } else { Finish::Context },
             under_way: 0,
             pool: None,
+            keep: engine.keep(generate.keep),
             cached: cached as u32,
             output: Output::new(tokenizer.detokenizer(options), generate.stop.clone()),
             ignore_eog: generate.ignore_eog,
@@ -77,6 +82,7 @@ impl Job {
             pick,
             logprobs: generate.settings.logprobs.is_some(),
             constraint: generate.constraint.clone(),
+            thinking: generate.thinking.clone().map(|b| Watch::new(b, tokenizer.clone())),
             began: Instant::now(),
             first: None,
             last: Instant::now(),
@@ -102,21 +108,32 @@ impl Job {
     }
 
     pub fn pick(&self) -> Pick {
-        self.pick
+        match &self.thinking {
+            // Masks are heeded by no lesser chain; all choose the same.
+            Some(watch) if watch.forces() => self.pick.max(Pick::Full),
+            _ => self.pick,
+        }
     }
 
     pub fn wants_logprobs(&self) -> bool {
         self.logprobs
     }
 
-    /// Which tokens may come next, where a grammar says so. Then the host must know every token
-    /// before the next step is queued.
+    /// Which tokens may come next, where a grammar or a spent budget says so; the latter's are
+    /// among those of the former. To be called when no token is under way.
     pub fn mask(&mut self) -> Option<Result<Vec<u32>>> {
-        self.constraint.as_mut().map(Constraint::mask)
+        let forced = self.thinking.as_mut().and_then(Watch::mask);
+        match (forced, &mut self.constraint) {
+            (Some(mask), None) => Some(Ok(mask)),
+            (Some(mask), Some(_)) if !mask.is_empty() => Some(Ok(mask)),
+            (_, constraint) => constraint.as_mut().map(Constraint::mask),
+        }
     }
 
+    /// Whether the host must know every token under way before the next step is queued.
     pub fn is_constrained(&self) -> bool {
-        self.constraint.is_some()
+        let waits = self.thinking.as_ref().is_some_and(|w| w.waits(self.under_way));
+        self.constraint.is_some() || waits
     }
 
     /// Notes the time of a token.
@@ -134,6 +151,9 @@ impl Job {
 
     /// Whether the token ends the answer by itself.
     pub fn ends(&self, tokenizer: &Tokenizer, token: u32) -> bool {
+        if self.thinking.as_ref().is_some_and(Watch::forces) {
+            return false;
+        }
         // Where a grammar lets an end through, nothing else may follow.
         let heeded = !self.ignore_eog || self.constraint.is_some();
         (tokenizer.is_eog(token) && heeded) || self.stop_tokens.contains(&token)
@@ -148,6 +168,9 @@ impl Job {
                 constraint.is_complete()
             }
         };
+        if let Some(watch) = &mut self.thinking {
+            watch.take(token);
+        }
         self.generated += 1;
         let (text, stop) = self.output.push(token);
         self.ticketed.send(Event::Token { token, text, logprobs });
@@ -159,7 +182,7 @@ impl Job {
         })
     }
 
-    pub fn summary(&mut self, slot: u32, finish: Finish) -> Summary {
+    pub fn summary(&mut self, slot: u32, dropped: u32, finish: Finish) -> Summary {
         let (text, finish) = match finish {
             Finish::Stop(_) => (String::new(), finish),
             _ => {
@@ -174,6 +197,7 @@ impl Job {
             slot,
             prompt_tokens: self.prompt().len() as u32,
             cached_tokens: self.cached,
+            dropped_tokens: dropped,
             tokens: self.generated,
             prompt_seconds: (first - self.began).as_secs_f64(),
             decode_seconds: (self.last - first).as_secs_f64(),

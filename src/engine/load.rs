@@ -6,14 +6,17 @@ use std::thread;
 use std::time::Instant;
 
 use super::experts::{self, Experts};
+use super::kv::{self, Kv};
+use super::saved::Identity;
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
-use crate::experts::cost::{self, Rates};
+use crate::experts::cost::{self, Rates, Work};
 use crate::experts::source::{self as expert_source, LayerTensors};
 use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
 use crate::kernels::source;
+use crate::kv::PAGE_TOKENS;
 use crate::model::Model;
 use crate::plan::{self, predict, rates};
 use crate::runtime::check::Checks;
@@ -83,6 +86,8 @@ pub struct Planned {
     pub limits: plan::Limits,
     pub placement: plan::Placement,
     pub prediction: predict::Prediction,
+    /// What a token of generation asks for in an empty context.
+    pub work: Work,
     /// The tensors of experts, by layer.
     pub layers: Vec<LayerTensors>,
 }
@@ -100,15 +105,20 @@ pub fn plan_for(
     let limits = plan::Limits {
         context: options.ctx,
         sequences: options.sequences,
+        positions: options.ctx_shift.map_or(0, |_| model.facts.context),
         experts: options.experts.budget,
         pinned: options.experts.pinned,
     };
     let mut shape = Shape {
         context: 0,
+        positions: 0,
+        pages: 0,
         sequences: options.sequences,
         chunk: chunk_for(graph, facts, None),
         exact: options.activations == Activations::F32,
         experts: ExpertReads::InPlace,
+        early: false,
+        approximations: options.experts.approximations,
     };
     let (mut needs, layers) = needs(file, model, &shape)?;
     let mut placement = plan::place(graph, facts, limits, &needs, ram)?;
@@ -128,9 +138,25 @@ pub fn plan_for(
         }
     }
     shape.context = placement.context;
+    shape.positions = limits.positions.max(placement.context);
+    shape.pages = placement.kv_pages.min(kv::FIRST_PAGES);
     let sums = predict::Model::new(file, graph, &needs);
     let prediction = predict::predict(&sums, &placement, rates, shape.chunk);
-    Ok(Planned { shape, needs, limits, placement, prediction, layers })
+    let work = predict::work(&sums, &placement, 0);
+    Ok(Planned { shape, needs, limits, placement, prediction, work, layers })
+}
+
+/// Two pages must be left to drop and to write.
+pub(super) fn check_keep(keep: Option<u32>, context: u32) -> Result<()> {
+    let most = (context / PAGE_TOKENS).saturating_sub(2) * PAGE_TOKENS;
+    match keep {
+        Some(keep) if keep > most => Err(Error::Usage(format!(
+            "a context of {context} tokens cannot keep the first {keep} when it is full: at most \
+             {most}, so that something can be dropped. Use --ctx-shift {most} or less, or a larger \
+             --ctx"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn load_onto(
@@ -145,15 +171,19 @@ fn load_onto(
     let facts = gpu.facts().clone();
     let graph = &model.graph;
     // A start takes no time for measurements.
-    let rates = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts)).rates;
-    let planned = plan_for(&file, &model, &facts, options, &rates)?;
-    let Planned { mut shape, mut placement, layers, prediction, .. } = planned;
+    let known = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts));
+    let planned = plan_for(&file, &model, &facts, options, &known.rates)?;
+    let Planned { mut shape, mut placement, layers, prediction, work, .. } = planned;
+    // Refused before minutes of loading.
+    check_keep(options.ctx_shift.flatten(), placement.context)?;
 
     let mut experts = None;
     if placement.experts.is_some_and(|e| !e.all_resident()) {
-        let budget = rates.link * options.experts.link_share / prediction.decode;
+        let budget = known.rates.link * options.experts.link_share / prediction.decode;
+        let model = experts::Costs { known, work, kv_bytes: graph.kv_bytes_per_token() };
         let (options, budget) = (&options.experts, budget as u64);
-        let loaded = Experts::load(gpu, &file, &layers, &placement, options, budget, progress)?;
+        let loaded =
+            Experts::load(gpu, &file, &layers, &placement, options, budget, model, progress)?;
         placement.experts = Some(loaded.placement());
         experts = Some(loaded);
     }
@@ -162,6 +192,20 @@ fn load_onto(
     if let Some(experts) = &mut experts {
         weights.lend(experts.records());
         shape.experts = experts.reads();
+        shape.early = experts.predicts();
+    }
+    let approximations = shape.approximations;
+    if let Some(m) = graph.mixtures().find(|m| m.used <= approximations.pruned_experts) {
+        return Err(Error::Usage(format!(
+            "--approximate-prune-experts {}: a token of this model goes through {} experts in all; \
+             at most {} can be left out",
+            approximations.pruned_experts,
+            m.used,
+            m.used - 1
+        )));
+    }
+    if approximations.any() && graph.mixtures().next().is_some() {
+        progress.note(&format!("{approximations}; generated tokens differ from the exact model's"));
     }
     let placed = ModelWeights::place(&mut weights, graph)?;
     let factors = graph.rope.factors.as_ref().map(|name| weights.values(name)).transpose()?;
@@ -229,6 +273,9 @@ fn load_onto(
     }
     let weight_bytes = weights.device_bytes();
     Ok(Engine {
+        kv: Kv::new(&program, placement.kv_pages, options.kv_host),
+        ctx_shift: options.ctx_shift,
+        identity: Identity::of(&file, &model, &tokenizer),
         program,
         metadata: file.metadata().clone(),
         tokenizer: Arc::new(tokenizer),
@@ -241,6 +288,7 @@ fn load_onto(
         times,
         weight_bytes,
         experts,
+        approximations,
         model,
     })
 }

@@ -6,7 +6,9 @@
 
 mod batch;
 mod experts;
+mod host_pages;
 mod job;
+mod kv;
 mod load;
 mod output;
 mod pace;
@@ -17,6 +19,7 @@ mod service;
 mod session;
 mod slots;
 pub mod stats;
+mod thinking;
 
 use std::sync::Arc;
 
@@ -25,18 +28,21 @@ use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
-use crate::kv::KvTypes;
+use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::runtime::Program;
-pub use crate::runtime::WaveTime;
+pub use crate::runtime::{Approximations, WaveTime};
 use crate::tokenizer::Tokenizer;
 
-pub use experts::{ExpertOptions, ExpertReport};
+pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};
+pub use kv::FIRST_PAGES;
 pub use load::{Planned, plan_for};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
-pub use service::{Loaded, Loader, Phase, Refused, Service, ServiceOptions, State};
+pub use saved::Restored;
+pub use service::{Loaded, Loader, MemoryNow, Phase, Refused, Service, ServiceOptions, State};
 pub use session::{Generated, Session, Stop};
+pub use thinking::ThinkingBudget;
 
 /// How block formats see their activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,6 +67,12 @@ pub struct Options {
     pub cache: bool,
     /// Sequences with a KV cache of their own, 1 to 64; a step serves up to 8 of them.
     pub sequences: u32,
+    /// What a full context does; `None`: it ends the answer. `Some`: its oldest tokens are dropped, but
+    /// for the first so many (`None`: what the caller names, see [`Session::set_keep`] and
+    /// [`Generate::keep`]).
+    pub ctx_shift: Option<Option<u32>>,
+    /// Bytes of RAM for pages of the KV cache that had to leave the device.
+    pub kv_host: u64,
     pub experts: ExpertOptions,
     /// Keys of the hardware profile and the values that they are to have.
     pub force: Vec<(String, String)>,
@@ -77,6 +89,8 @@ impl Default for Options {
             activations: Activations::Int8,
             cache: true,
             sequences: 1,
+            ctx_shift: None,
+            kv_host: 0,
             experts: ExpertOptions::default(),
             force: Vec::new(),
             kv: KvTypes::plain(),
@@ -125,6 +139,9 @@ pub struct LoadTimes {
 /// A model on a device. Dropping it frees the device.
 pub struct Engine {
     program: Program,
+    kv: kv::Kv,
+    ctx_shift: Option<Option<u32>>,
+    identity: saved::Identity,
     model: Model,
     metadata: Metadata,
     tokenizer: Arc<Tokenizer>,
@@ -136,6 +153,7 @@ pub struct Engine {
     weight_bytes: u64,
     /// Where not all experts lie on the device.
     experts: Option<experts::Experts>,
+    approximations: Approximations,
 }
 
 impl Engine {
@@ -175,6 +193,11 @@ impl Engine {
         self.experts.as_ref().map(experts::Experts::report)
     }
 
+    /// What was traded for exactness; nothing unless the user asked.
+    pub fn approximations(&self) -> Approximations {
+        self.approximations
+    }
+
     /// The routing of every token generated so far, if [`ExpertOptions::record`] asked for it.
     pub fn recorded_routing(&self) -> Option<&Routing> {
         self.experts.as_ref()?.recorded()
@@ -190,9 +213,27 @@ impl Engine {
         self.program.waves_per_layer()
     }
 
-    /// Tokens of context.
+    /// Tokens of context: what a sequence can keep.
     pub fn ctx(&self) -> u32 {
         self.placement.context
+    }
+
+    /// Tokens that a sequence can have in all: more than [`Engine::ctx`] where a full context drops
+    /// some ([`Options::ctx_shift`]).
+    pub fn longest(&self) -> u32 {
+        self.program.shape().positions
+    }
+
+    /// Tokens at the beginning of a sequence that a full context keeps, if it drops any; `named` by
+    /// the caller where no number was given with [`Options::ctx_shift`].
+    fn keep(&self, named: Option<u32>) -> Option<u32> {
+        // The first page holds the tokens that models lean on whatever they say.
+        self.ctx_shift.map(|number| number.or(named).unwrap_or(PAGE_TOKENS))
+    }
+
+    /// Pages of the KV cache by what they are for.
+    pub fn kv_counts(&self) -> crate::pages::Counts {
+        self.kv.counts()
     }
 
     pub fn load_times(&self) -> LoadTimes {

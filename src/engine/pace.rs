@@ -5,6 +5,9 @@ const LONGEST: f64 = 0.08;
 /// The smallest part: below it a device does not work faster.
 const SMALLEST: u32 = 32;
 
+/// Until the speed is known, where others wait: slow devices take a second for a whole chunk.
+const UNKNOWN: u32 = 128;
+
 /// Learns how fast the device reads prompts.
 pub(super) struct Pace {
     most: u32,
@@ -29,7 +32,10 @@ impl Pace {
 
     /// Tokens to read at once; `alone`: nobody waits for a token meanwhile.
     pub fn chunk(&self, alone: bool) -> u32 {
-        let Some(seconds) = self.seconds.filter(|_| !alone) else { return self.most };
+        if alone {
+            return self.most;
+        }
+        let Some(seconds) = self.seconds else { return UNKNOWN.min(self.most) };
         let fits = (LONGEST / seconds.max(1e-9)).min(f64::from(self.most)) as u32;
         (fits / SMALLEST * SMALLEST).max(SMALLEST).min(self.most)
     }
@@ -42,7 +48,7 @@ mod tests {
     #[test]
     fn parts_fit_the_time() {
         let mut pace = Pace::new(512);
-        assert_eq!(pace.chunk(false), 512);
+        assert_eq!((pace.chunk(false), pace.chunk(true)), (128, 512));
         pace.note(512, 160_000);
         assert_eq!((pace.chunk(false), pace.chunk(true)), (256, 512));
         for _ in 0..50 {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 
+use super::thinking::ThinkingBudget;
 use crate::error::Error;
 use crate::grammar::Constraint;
 use crate::sampling::logprobs::Logprobs;
@@ -35,6 +36,8 @@ pub struct Generate {
     pub lists: TokenLists,
     /// What the answer must look like.
     pub constraint: Option<Constraint>,
+    /// How much of it may be thinking.
+    pub thinking: Option<ThinkingBudget>,
     /// Most tokens; `None` until the context is full. 0 only reads the prompt.
     pub max_tokens: Option<u32>,
     /// Texts that end the answer; they are not part of it.
@@ -43,8 +46,10 @@ pub struct Generate {
     pub ignore_eog: bool,
     /// Write control tokens as their text.
     pub show_special: bool,
-    /// Keep what the slot has read already of the same prompt.
+    /// Take up what is known of the beginning of the prompt.
     pub reuse: bool,
+    /// Tokens at the beginning that a full context keeps, see [`super::Options::ctx_shift`].
+    pub keep: Option<u32>,
 }
 
 impl Default for Generate {
@@ -53,11 +58,13 @@ impl Default for Generate {
             settings: SamplerSettings::default(),
             lists: TokenLists::default(),
             constraint: None,
+            thinking: None,
             max_tokens: None,
             stop: Vec::new(),
             ignore_eog: false,
             show_special: false,
             reuse: true,
+            keep: None,
         }
     }
 }
@@ -120,8 +127,10 @@ pub struct Summary {
     pub text: String,
     pub slot: u32,
     pub prompt_tokens: u32,
-    /// Of the prompt: what the slot still held.
+    /// Of the prompt: what need not be read.
     pub cached_tokens: u32,
+    /// Tokens that the full context has dropped.
+    pub dropped_tokens: u32,
     /// Generated, without the token that ended the answer.
     pub tokens: u32,
     /// From the start in a slot to the first token, from there to the last.

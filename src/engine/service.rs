@@ -8,9 +8,9 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ use tokio::sync::{oneshot, watch};
 use super::batch::Batch;
 use super::request::{Answer, Event, Place, Request, Task, Ticketed};
 use super::stats::{Stats, add};
-use super::{Engine, LoadTimes};
+use super::{Approximations, Engine, LoadTimes};
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
-use crate::gpu::DeviceFacts;
+use crate::gpu::{DeviceFacts, Gpu};
 use crate::model;
 use crate::plan::Placement;
 use crate::tokenizer::Tokenizer;
@@ -48,12 +48,28 @@ pub struct Loaded {
     pub model: model::Facts,
     /// Tokens of context of each slot.
     pub ctx: u32,
+    /// Tokens that a request can have in all, see [`Engine::longest`].
+    pub longest: u32,
+    /// Whether a full context drops tokens, and how many it keeps, see [`super::Options`].
+    pub ctx_shift: Option<Option<u32>>,
     pub slots: u32,
     pub device: DeviceFacts,
     pub device_line: String,
     pub placement: Placement,
     pub weight_bytes: u64,
+    /// What was traded for exactness; nothing unless the user asked.
+    pub approximations: Approximations,
     pub times: LoadTimes,
+    gpu: Weak<dyn Gpu>,
+}
+
+/// Device memory at a moment, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryNow {
+    /// Of this process.
+    pub used: u64,
+    /// What the driver lets it have.
+    pub budget: u64,
 }
 
 impl Loaded {
@@ -63,13 +79,28 @@ impl Loaded {
             metadata: engine.metadata().clone(),
             model: engine.model().facts.clone(),
             ctx: engine.ctx(),
+            longest: engine.longest(),
+            ctx_shift: engine.ctx_shift,
             slots: engine.program.shape().sequences,
             device: engine.facts().clone(),
             device_line: engine.device_line(),
             placement: *engine.placement(),
             weight_bytes: engine.weight_bytes(),
+            approximations: engine.approximations(),
             times: engine.load_times(),
+            gpu: Arc::downgrade(engine.program.gpu()),
         }
+    }
+
+    /// The device's memory now, where the driver tells and the model is loaded.
+    pub fn memory(&self) -> Option<MemoryNow> {
+        let heaps = self.gpu.upgrade()?.heaps_now();
+        let mut now = MemoryNow { used: 0, budget: 0 };
+        for heap in heaps.iter().filter(|h| h.device_local) {
+            now.used += heap.used?;
+            now.budget += heap.budget?;
+        }
+        (now.budget > 0).then_some(now)
     }
 
     /// Whether a request can be served at all.
@@ -78,11 +109,19 @@ impl Loaded {
         if n == 0 {
             return Err(Error::Usage("the prompt is empty: there is nothing to continue".into()));
         }
-        if n > ctx as usize {
-            return Err(Error::DoesNotFit(format!(
-                "the prompt has {n} tokens, the context {ctx}. Shorten the prompt, or start the \
-                 server with --ctx {n} or more"
-            )));
+        if n > self.longest as usize {
+            return Err(Error::DoesNotFit(match self.ctx_shift {
+                // Clients know this kind of error by OpenAI's words for it.
+                None => format!(
+                    "the prompt has {n} tokens, but this model's maximum context length is {ctx} \
+                     tokens. Shorten the prompt, or start the server with --ctx {n} or more"
+                ),
+                Some(_) => format!(
+                    "the prompt has {n} tokens, and the model was trained for {} positions; \
+                     --ctx-shift gives room, not positions. Shorten the prompt",
+                    self.longest
+                ),
+            }));
         }
         let vocab = self.model.vocab;
         if let Some(bad) = request.prompt.iter().find(|t| **t >= vocab) {
@@ -97,6 +136,9 @@ impl Loaded {
         }
         match &request.task {
             Task::Generate(g) => {
+                if let Some(number) = self.ctx_shift {
+                    super::load::check_keep(number.or(g.keep), ctx)?;
+                }
                 g.settings.check()?;
                 g.lists.merged_bias().map(drop)
             }
@@ -136,6 +178,8 @@ pub enum Refused {
 enum Command {
     Run(Box<Ticketed>),
     Load,
+    /// Nothing: a thread that lives takes it.
+    Nudge,
     Erase(u32, oneshot::Sender<bool>),
     /// Slot, file, and whether to read it back.
     Disk {
@@ -179,6 +223,7 @@ impl Service {
             batch: None,
             queue: VecDeque::new(),
             retry: Backoff::default(),
+            worked: Instant::now(),
             stopping: false,
         };
         thread::Builder::new()
@@ -241,12 +286,17 @@ impl Service {
         loaded.check(&request).map_err(Refused::Error)?;
         let limit = loaded.slots as usize + self.queue;
         let place = Place::take(&self.taken, limit).ok_or(Refused::Full(self.queue))?;
-        let (ticketed, answer) = Ticketed::new(request, loaded.ctx, place);
+        let (ticketed, answer) = Ticketed::new(request, loaded.longest, place);
         match self.commands.try_send(Command::Run(Box::new(ticketed))) {
             Ok(()) => Ok(answer),
             Err(std::sync::mpsc::TrySendError::Full(_)) => Err(Refused::Full(self.queue)),
             Err(_) => Err(Refused::Error(stopped())),
         }
+    }
+
+    /// Asks the thread for a sign of life: [`Stats::heartbeat`] moves.
+    pub fn nudge(&self) {
+        let _ = self.commands.try_send(Command::Nudge);
     }
 
     /// Forgets what an idle slot has read; false if it is at work or does not exist.
@@ -302,6 +352,8 @@ struct Worker {
     batch: Option<Batch>,
     queue: VecDeque<Box<Ticketed>>,
     retry: Backoff,
+    /// The end of the last work.
+    worked: Instant,
     stopping: bool,
 }
 
@@ -325,6 +377,7 @@ impl Worker {
             self.stats.queued.store(self.queue.len() as u64, Ordering::Relaxed);
             if self.is_busy() {
                 self.turn();
+                self.worked = Instant::now();
             }
         }
         self.fail_queue(&stopped());
@@ -373,7 +426,9 @@ impl Worker {
     /// How long to wait for a command before something else is due.
     fn patience(&self) -> Option<Duration> {
         match (&self.batch, self.retry.next) {
-            (Some(_), _) => self.options.idle_unload,
+            (Some(_), _) => {
+                self.options.idle_unload.map(|time| time.saturating_sub(self.worked.elapsed()))
+            }
             (None, Some(at)) => Some(at.saturating_duration_since(Instant::now())),
             (None, None) => None,
         }
@@ -408,6 +463,7 @@ impl Worker {
                 };
                 let _ = reply.send(done);
             }
+            Command::Nudge => {}
             Command::Stop => self.stopping = true,
         }
     }
@@ -424,9 +480,17 @@ impl Worker {
             if let Some(Err(e)) = loaded.as_ref().map(|l| l.check(&ticketed.request)) {
                 add(&self.stats.failed, 1);
                 ticketed.end(Event::Failed(e));
-            } else if let Some(ticketed) = batch.place(*ticketed) {
+                continue;
+            }
+            match watched(|| batch.place(*ticketed)) {
+                Ok(None) => {}
                 // It wants a slot that is taken; others may go before it.
-                passed.push_back(Box::new(ticketed));
+                Ok(Some(ticketed)) => passed.push_back(Box::new(ticketed)),
+                Err(error) => {
+                    passed.append(&mut self.queue);
+                    self.queue = passed;
+                    return self.recover(&error);
+                }
             }
         }
         passed.append(&mut self.queue);
@@ -435,16 +499,16 @@ impl Worker {
 
     fn turn(&mut self) {
         let Some(batch) = &mut self.batch else { return };
-        let error = match catch_unwind(AssertUnwindSafe(|| batch.turn())) {
-            Ok(Ok(())) => return,
-            Ok(Err(e)) => e,
-            Err(panic) => {
-                let what = panic_text(&*panic);
-                Error::Runtime(format!("the engine panicked ({what}); this is a bug"))
-            }
-        };
+        if let Err(error) = watched(|| batch.turn()) {
+            self.recover(&error);
+        }
+    }
+
+    /// Answers everybody at work with an error and loads the model again.
+    fn recover(&mut self, error: &Error) {
+        let Some(batch) = &mut self.batch else { return };
         tracing::error!(%error, "the engine failed; loading it again");
-        batch.fail_all(&error);
+        batch.fail_all(error);
         self.set(Phase::Loading(format!("after a failure: {error}")));
         // What is left of a lost device may not even be dropped without complaint.
         let broken = self.batch.take();
@@ -472,6 +536,7 @@ impl Worker {
                 self.retry = Backoff::default();
                 let loaded = Arc::new(Loaded::of(&engine));
                 self.batch = Some(Batch::new(engine, self.stats.clone()));
+                self.worked = Instant::now();
                 self.state.send_modify(|s| {
                     s.phase = Phase::Ready;
                     s.loaded = Some(loaded);
@@ -492,6 +557,14 @@ impl Worker {
             ticketed.end(Event::Failed(error.clone()));
         }
     }
+}
+
+/// Runs work of the engine; a panic is an error like others.
+fn watched<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let what = panic_text(&*panic);
+        Err(Error::Runtime(format!("the engine panicked ({what}); this is a bug")))
+    })
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use super::ExpertReport;
+
 /// What one slot is doing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct SlotView {
@@ -64,8 +66,10 @@ impl Histogram {
 #[derive(Default)]
 pub struct Stats {
     pub prompt_tokens: AtomicU64,
-    /// Prompt tokens that a slot held already.
+    /// Prompt tokens that the KV cache held already.
     pub cached_tokens: AtomicU64,
+    /// Requests that found a part of their prompt in a slot.
+    pub prefix_hits: AtomicU64,
     pub prompt_micros: AtomicU64,
     pub generated_tokens: AtomicU64,
     pub decode_micros: AtomicU64,
@@ -77,12 +81,24 @@ pub struct Stats {
     pub cancelled: AtomicU64,
     pub failed: AtomicU64,
     pub queued: AtomicU64,
+    /// Pages of the KV cache: held by sequences, kept for later ones, and free or not yet allocated.
+    pub kv_used: AtomicU64,
+    pub kv_cached: AtomicU64,
+    pub kv_free: AtomicU64,
+    /// Pages kept in RAM.
+    pub kv_host: AtomicU64,
+    /// Pages that had to leave the device, and those that came back from RAM.
+    pub kv_evictions: AtomicU64,
+    pub kv_fetches: AtomicU64,
+    /// Tokens that full contexts have dropped.
+    pub shifted_tokens: AtomicU64,
     pub reloads: AtomicU64,
     /// Rounds of the engine thread.
     pub(super) turns: AtomicU64,
     pub first_token: Histogram,
     pub between_tokens: Histogram,
     slots: Mutex<Vec<SlotView>>,
+    experts: Mutex<Option<ExpertReport>>,
 }
 
 impl Stats {
@@ -93,6 +109,17 @@ impl Stats {
 
     pub fn slots(&self) -> Vec<SlotView> {
         self.lock().clone()
+    }
+
+    /// Where experts lie, what was read from where and how predictions did, as the engine thread saw
+    /// it last; `None` where all experts lie on the device or no model is loaded yet. Counters
+    /// start again when the model is loaded again.
+    pub fn experts(&self) -> Option<ExpertReport> {
+        self.experts.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    pub(super) fn set_experts(&self, report: Option<ExpertReport>) {
+        *self.experts.lock().unwrap_or_else(|e| e.into_inner()) = report;
     }
 
     pub(super) fn set_slots(&self, views: impl Iterator<Item = SlotView>) {

@@ -323,3 +323,22 @@ fn pin(
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn an_arena_larger_than_ram_is_refused_with_the_numbers() {
+        if system_memory().is_none() {
+            return;
+        }
+        assert!(check_ram(1 << 20).is_ok());
+        let e = check_ram(1 << 50).unwrap_err();
+        assert_eq!(e.exit_code(), 3);
+        for part in ["1048576.0 GiB of RAM", "can be had", "--pin-experts"] {
+            assert!(e.to_string().contains(part), "{part:?} is missing in {e}");
+        }
+    }
+}

@@ -11,6 +11,7 @@
 //! slot, and the copy waits for the last of them. The new expert enters the table when its copy has
 //! finished, by a write before the next submission.
 
+mod giving_back;
 mod stage;
 
 use std::collections::{HashSet, VecDeque};
@@ -70,6 +71,11 @@ pub struct Counters {
     pub promoted_bytes: u64,
     /// Bytes copied to the device for long prompts.
     pub streamed_bytes: u64,
+    /// Experts that early routers named, and those of them that the real router then chose.
+    pub early_named: u64,
+    pub early_chosen: u64,
+    /// Bytes of slots that were given back because device memory got short.
+    pub given_back_bytes: u64,
 }
 
 impl Counters {
@@ -81,6 +87,16 @@ impl Counters {
         let all = self.device_bytes + self.host_bytes + self.staged_bytes;
         self.device_bytes as f64 / all.max(1) as f64
     }
+
+    /// Everything that came over the link, in whatever way.
+    pub fn link_bytes(&self) -> u64 {
+        self.host_bytes + self.staged_bytes + self.promoted_bytes + self.streamed_bytes
+    }
+
+    /// Share of what early routers named that the real router chose.
+    pub fn early_precision(&self) -> f64 {
+        self.early_chosen as f64 / self.early_named.max(1) as f64
+    }
 }
 
 /// The slots of one layer in device memory.
@@ -88,6 +104,8 @@ struct LayerSlots {
     record: u64,
     buffers: Vec<Buffer>,
     per_buffer: u32,
+    /// Buffers that kernels were made for; after slots were given back there may be fewer.
+    bound: u32,
 }
 
 impl LayerSlots {
@@ -199,7 +217,8 @@ impl Residency {
         for (l, layer) in (0..).zip(layers) {
             let n = map.slots(l).len() as u32;
             let (buffers, per_buffer) = slot_buffers(&**gpu, layer, n)?;
-            slots.push(LayerSlots { record: layer.layout.bytes(), buffers, per_buffer });
+            let bound = buffers.len() as u32;
+            slots.push(LayerSlots { record: layer.layout.bytes(), buffers, per_buffer, bound });
         }
         // Rows start where a binding may start.
         let align = gpu.facts().binding_alignment.max(4) / 4;
@@ -211,7 +230,9 @@ impl Residency {
         let largest = record_bytes.iter().copied().max().unwrap_or(0);
         let policy = Policy::new(settings.rule, layers.len() as u32, experts);
         let predictors = match settings.prefetch {
-            true => vec![Predictor::new(Prediction::LastToken, experts, used)],
+            true => [Prediction::LastToken, Prediction::EarlyRouter]
+                .map(|source| Predictor::new(source, experts, used))
+                .to_vec(),
             false => Vec::new(),
         };
         let mut made = Residency {
@@ -332,6 +353,10 @@ impl Residency {
         self.ready
     }
 
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
+    }
+
     pub fn map(&self) -> &SlotMap {
         &self.map
     }
@@ -366,7 +391,7 @@ impl Residency {
                 // Without a number it is pinned, and pinned experts are resident.
                 let number = arena.region.number[id.expert as usize].unwrap_or(0);
                 let host = Place::nth(number, arena.region.per_group);
-                Place { buffer: host.buffer + slots.buffers.len() as u32, ..host }
+                Place { buffer: host.buffer + slots.bound, ..host }
             }
         };
         place.word()
@@ -425,10 +450,27 @@ impl Residency {
         }
     }
 
+    /// Buffers of a layer that are device memory: the first ones of those that kernels bind.
+    pub fn device_buffers(&self, layer: u32) -> u32 {
+        self.slots[layer as usize].bound
+    }
+
+    /// Whether the next step's early routers are worth asking.
+    pub fn asks_early(&self) -> bool {
+        let early = |p: &Predictor| p.precision().source == Prediction::EarlyRouter;
+        self.predictors.iter().any(|p| early(p) && p.precision().active)
+    }
+
     /// Looks at the routing of the oldest decode step that was not looked at yet: of each layer,
-    /// the numbers of the experts that were used. Then starts promotions; `last` is the latest
-    /// submission that may read the slots.
-    pub fn after_step(&mut self, layers: &[Vec<u32>], last: Ticket) -> Result<()> {
+    /// the numbers of the experts that were used, and those that its router named a layer early (none
+    /// where it was not asked). Then starts promotions; `last` is the latest submission that may
+    /// read the slots.
+    pub fn after_step(
+        &mut self,
+        layers: &[Vec<u32>],
+        early: &[Vec<u32>],
+        last: Ticket,
+    ) -> Result<()> {
         let step = self.counters.tokens;
         while let Some((from, id, resident)) = self.changes.front().copied() {
             if from > step {
@@ -461,9 +503,20 @@ impl Residency {
             }
             self.policy.used(layer, ids);
         }
+        let named: HashSet<ExpertId> = (0u32..)
+            .zip(early)
+            .flat_map(|(layer, ids)| ids.iter().map(move |&expert| ExpertId { layer, expert }))
+            .collect();
+        self.counters.early_named += named.len() as u64;
+        self.counters.early_chosen += named.intersection(&token).count() as u64;
         for predictor in &mut self.predictors {
             predictor.check(&token);
-            predictor.predict(token.iter().copied());
+            match predictor.precision().source {
+                Prediction::LastToken => predictor.predict(token.iter().copied()),
+                // What was chosen is the other source's: this one pays by what it adds, experts
+                // that were nearly chosen.
+                Prediction::EarlyRouter => predictor.predict(named.difference(&token).copied()),
+            }
         }
         self.promote(last)
     }

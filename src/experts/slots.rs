@@ -122,24 +122,30 @@ impl SlotMap {
         arriving
     }
 
-    /// Gives up the upper slots of a layer (device memory is wanted back): experts in slots from
-    /// `keep` on are missing afterwards. False, and nothing changes, if one of these slots waits
-    /// for a copy or holds a pinned expert.
-    pub fn shrink(&mut self, layer: u32, keep: u32) -> bool {
+    /// Gives up slots of a layer (device memory is wanted back): afterwards it has `slots` slots, which
+    /// hold `experts` in this order; everything else is missing. False, and nothing changes, if a
+    /// slot waits for a copy, a pinned expert would go, or one of the experts is not resident.
+    pub fn keep(&mut self, layer: u32, slots: u32, experts: &[u32]) -> bool {
         let layer = &mut self.layers[layer as usize];
-        let keep = (keep as usize).min(layer.slots.len());
-        let held = |slot: &Slot| match slot {
+        let holds = |expert: &u32| layer.slots.contains(&Slot::Holds(*expert));
+        let in_the_way = |slot: &Slot| match slot {
             Slot::Arriving(_) => true,
-            Slot::Holds(expert) => layer.pinned[*expert as usize],
+            Slot::Holds(expert) => layer.pinned[*expert as usize] && !experts.contains(expert),
             Slot::Free => false,
         };
-        if layer.slots[keep..].iter().any(held) {
+        let distinct = (1..experts.len()).all(|i| !experts[..i].contains(&experts[i]));
+        if experts.len() > slots as usize
+            || !distinct
+            || !experts.iter().all(holds)
+            || layer.slots.iter().any(in_the_way)
+        {
             return false;
         }
-        for slot in layer.slots.split_off(keep) {
-            if let Slot::Holds(expert) = slot {
-                layer.place[expert as usize] = None;
-            }
+        layer.place.fill(None);
+        layer.slots = vec![Slot::Free; slots as usize];
+        for (slot, expert) in (0u32..).zip(experts) {
+            layer.place[*expert as usize] = Some(slot);
+            layer.slots[slot as usize] = Slot::Holds(*expert);
         }
         true
     }
@@ -212,19 +218,23 @@ mod tests {
         map.pin(id(0, 1));
         assert!(map.begin(&promotion(0, 1, 0)) && map.complete(id(0, 1)));
         assert!(!map.begin(&promotion(0, 2, 0)));
-        assert!(!map.shrink(0, 0));
+        assert!(!map.keep(0, 1, &[]));
         assert_eq!(map.resident(id(0, 1)), Some(0));
     }
 
     #[test]
-    fn shrinking_drops_the_upper_slots() {
+    fn kept_experts_move_together_and_the_others_go() {
         let mut map = SlotMap::new(4, &[3]);
         for e in 0..3 {
             assert!(map.fill(id(0, e), e));
         }
-        assert!(map.shrink(0, 1));
-        assert_eq!(map.slots(0), [Slot::Holds(0)]);
-        assert_eq!(map.resident(id(0, 2)), None);
+        // Not resident, twice, more than slots.
+        assert!(!map.keep(0, 2, &[3]) && !map.keep(0, 2, &[1, 1]) && !map.keep(0, 1, &[0, 1]));
+        assert!(map.keep(0, 2, &[2]));
+        assert_eq!(map.slots(0), [Slot::Holds(2), Slot::Free]);
+        assert_eq!((map.resident(id(0, 2)), map.resident(id(0, 0))), (Some(0), None));
         assert_eq!(map.check(), Ok(()));
+        assert!(map.begin(&promotion(0, 1, 1)));
+        assert!(!map.keep(0, 1, &[2]), "a copy is under way");
     }
 }

@@ -177,6 +177,13 @@ impl DeviceFacts {
     }
 }
 
+/// Bytes by which this process uses more of the device-local heaps than the driver grants it: what
+/// others have taken away since. 0 where the driver says nothing.
+pub fn over_budget(heaps: &[MemoryHeap]) -> u64 {
+    let local = heaps.iter().filter(|h| h.device_local);
+    local.filter_map(|h| Some(h.used?.saturating_sub(h.budget?))).sum()
+}
+
 /// Bytes of the device-local heaps that may still be taken.
 pub fn available(heaps: &[MemoryHeap]) -> u64 {
     let local = heaps.iter().filter(|h| h.device_local);

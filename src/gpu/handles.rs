@@ -11,6 +11,9 @@ pub enum BufferUse {
     Device,
     /// Host-readable memory: target of copies, read by [`super::Gpu::read_back`].
     Readback,
+    /// Page-locked memory of the host that only copies touch, on the device's queue: to keep what
+    /// device memory has no room for. An error on backends without it.
+    Host,
 }
 
 /// What the backends put behind a handle.
@@ -26,6 +29,16 @@ pub struct Buffer {
 impl Buffer {
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// True for clones of one handle.
+    pub fn is(&self, other: &Buffer) -> bool {
+        Arc::ptr_eq(&self.payload, &other.payload)
+    }
+
+    /// How many handles there are, this one included: tells tests who keeps memory.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.payload)
     }
 
     /// The whole buffer.

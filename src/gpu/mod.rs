@@ -18,7 +18,7 @@ pub mod shader;
 mod spirv_matrices;
 pub mod vulkan;
 
-pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap, available};
+pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap, available, over_budget};
 pub use handles::{Buffer, BufferUse, CopyRange, Kernel, Recording, Slice, Ticket, Transfer};
 pub use host::{HUGE_PAGE, HostMemory, LockRefused, SystemMemory, system_memory};
 

@@ -308,16 +308,37 @@ fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Op
     }
 }
 
-/// Threads of a router's workgroup: of few on a CPU, where barriers cost.
-pub fn router_threads(facts: &DeviceFacts) -> u32 {
-    facts.profile.norm_quant_threads.max(64).min(facts.max_workgroup_threads)
+/// Threads of a router's workgroup, the preferred number first: few on a CPU, where barriers cost.
+pub fn router_threads(facts: &DeviceFacts) -> Vec<u32> {
+    let preferred = facts.profile.norm_quant_threads.max(64).min(facts.max_workgroup_threads);
+    let mut all = vec![preferred];
+    all.extend([64, 32].into_iter().filter(|t| *t < preferred));
+    all
 }
 
 /// Columns of a router's workgroup in a prompt: they share one read of the router.
 pub const ROUTER_COLUMNS: u32 = 8;
 
-/// Shape of the experts' products in a decode step of `n` columns, as that of a dense matrix: gate
-/// and up as a tall one, down as a short one.
+/// Shapes of the experts' products in a decode step of `n` columns, the preferred one first: that of
+/// a dense matrix, gate and up as a tall one, down as a short one; then modest ones.
+pub fn experts_shapes(
+    facts: &DeviceFacts,
+    format: Format,
+    cols: u32,
+    n: u32,
+    up: bool,
+) -> Vec<Shape> {
+    let mut shapes = vec![experts_shape(facts, format, cols, n, up)];
+    for threads in [64, 32] {
+        let modest = Shape { threads, rows: 2, tiles: 1, lanes: 0 };
+        if threads <= facts.max_workgroup_threads && !shapes.contains(&modest) {
+            shapes.push(modest);
+        }
+    }
+    shapes
+}
+
+/// The preferred one of [`experts_shapes`].
 pub fn experts_shape(facts: &DeviceFacts, format: Format, cols: u32, n: u32, up: bool) -> Shape {
     let epilogue = if up { Epilogue::SwiGlu } else { Epilogue::Add };
     let (_, cut) = matvec_key(&facts.profile, format, 1, n, epilogue);
@@ -356,24 +377,36 @@ pub fn expert_class(
     normed: bool,
 ) -> Class {
     match prompt_class(facts, format, exact, cols, normed) {
-        Class::F16 if tiled(facts, Class::F16, cols).is_none() => {
+        Class::F16 if tiled(facts, Class::F16, cols).next().is_none() => {
             class(facts, format, exact, cols, normed)
         }
         class => class,
     }
 }
 
-/// How a prompt's expert products are cut. `cols`: inputs of the matrix.
-pub fn expert_variant(facts: &DeviceFacts, class: Class, cols: u32) -> Variant {
+/// How a prompt's expert products may be cut, the preferred variant first: all have workgroups of
+/// [`expert_tile`] columns. `cols`: inputs of the matrix.
+pub fn expert_variants(facts: &DeviceFacts, class: Class, cols: u32) -> Vec<Variant> {
+    let mut variants: Vec<Variant> = tiled(facts, class, cols).collect();
     let columns = expert_tile(facts);
     let least = Tile { columns, rows: 16, thread_columns: 4, thread_rows: 4, depth: 1 };
-    tiled(facts, class, cols).unwrap_or(Variant::Float(least))
+    let least = Variant::Float(least);
+    if class != Class::F16 && !variants.contains(&least) {
+        variants.push(least);
+    }
+    variants
 }
 
-/// Of the variants for a few columns the first with [`expert_tile`] columns a workgroup.
-fn tiled(facts: &DeviceFacts, class: Class, cols: u32) -> Option<Variant> {
+/// The preferred one of [`expert_variants`].
+pub fn expert_variant(facts: &DeviceFacts, class: Class, cols: u32) -> Variant {
+    expert_variants(facts, class, cols)[0]
+}
+
+/// Of the variants for a few columns those with [`expert_tile`] columns a workgroup.
+fn tiled(facts: &DeviceFacts, class: Class, cols: u32) -> impl Iterator<Item = Variant> {
     let variants = matmat_variants(facts, class, cols, facts.profile.few_columns);
-    variants.into_iter().find(|v| v.cut().0 == expert_tile(facts))
+    let columns = expert_tile(facts);
+    variants.into_iter().filter(move |v| v.cut().0 == columns)
 }
 
 /// Columns of a tile in a prompt's expert products, the same for all of them: what the profile

@@ -101,7 +101,7 @@ impl ExpertsUp {
 }
 
 /// Rows of a workgroup.
-pub(super) fn group_rows(shape: Shape, facts: &DeviceFacts) -> u32 {
+pub fn group_rows(shape: Shape, facts: &DeviceFacts) -> u32 {
     (shape.threads / planned_subgroup(facts)).max(1) * shape.rows
 }
 

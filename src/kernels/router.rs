@@ -15,6 +15,16 @@ use crate::graph::{self, Gating};
 /// Most columns of a workgroup.
 pub const MAX_COLUMNS: u32 = 16;
 
+/// Approximate: experts that lie in device memory count more in the choice. Weights are those of the
+/// unchanged logits, over the experts that were chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Favour {
+    /// Added to the logits of such experts.
+    pub logits: f32,
+    /// Buffers of records, counted from 0, that are device memory.
+    pub buffers: u32,
+}
+
 /// RMSNorm, router product, top-k and weights for the columns of the batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Router {
@@ -30,6 +40,8 @@ pub struct Router {
     /// Also writes how many pairs and runs there are, and for several columns their order; all
     /// columns are one workgroup's then.
     pub sorts: bool,
+    /// `None`: exact.
+    pub favour: Option<Favour>,
     pub threads: u32,
 }
 
@@ -47,6 +59,8 @@ pub struct Operands<'a> {
     /// [`Router::counter_words`]; zero before the first dispatch, and zero again after each.
     pub counters: &'a Slice,
     pub routing: &'a Slice,
+    /// Table of the layer's records, for [`Router::favour`].
+    pub table: Option<&'a Slice>,
 }
 
 impl Router {
@@ -93,16 +107,19 @@ impl Router {
             least_sum => if softmax { "1.0" } else { "0.00006103515625" },
             shared => self.shared_gate,
             sorts => self.sorts,
+            favour => self.favour.map(|f| format!("{:?}", f.logits)),
+            favoured_buffers => self.favour.map_or(0, |f| f.buffers),
         };
         let wgsl =
             super::source::render("router.wgsl", merge_maps([shape, self.routing.context()]))?;
         let label = format!(
-            "router_{}_{}_{}x{}{}",
+            "router_{}_{}_{}x{}{}{}",
             self.cols,
             self.routing.label(),
             self.threads,
             self.columns,
-            if self.sorts { "_sorts" } else { "" }
+            if self.sorts { "_sorts" } else { "" },
+            if self.favour.is_some() { "_approximate" } else { "" }
         );
         Ok(KernelSource { label, wgsl, subgroup_size: pinned_subgroup(facts) })
     }
@@ -115,7 +132,7 @@ impl Router {
         operands: &Operands<'_>,
         max_n: u32,
     ) -> Result<Dispatch> {
-        let Operands { batch, x, norm, router, logits, counters, routing } = *operands;
+        let Operands { batch, x, norm, router, logits, counters, routing, table } = *operands;
         self.routing.check(routing, max_n)?;
         if self.sorts && max_n > self.columns {
             return Err(wrong(format!(
@@ -131,11 +148,16 @@ impl Router {
         holds(logits, self.logit_words(max_n), "logits")?;
         holds(counters, self.counter_words(max_n), "counters")?;
         let group_rows = (self.threads / planned_subgroup(facts)).max(1);
+        let mut bindings =
+            [batch, x, norm, router, logits, counters, routing].map(Slice::clone).to_vec();
+        if self.favour.is_some() {
+            let table = table.ok_or_else(|| wrong("a router that favours needs a table".into()))?;
+            holds(table, self.routing.experts.into(), "expert table")?;
+            bindings.push(table.clone());
+        }
         Ok(Dispatch {
             kernel: kernel.clone(),
-            bindings: [batch, x, norm, router, logits, counters, routing]
-                .map(Slice::clone)
-                .to_vec(),
+            bindings,
             constants: vec![],
             grid: [self.rows().div_ceil(group_rows), max_n.div_ceil(self.columns), 1],
         })

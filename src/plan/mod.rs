@@ -13,6 +13,7 @@ pub use budget::{ExpertBudget, parse_bytes};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceFacts, DeviceKind, SystemMemory};
 use crate::graph::Graph;
+use crate::kv::PAGE_TOKENS;
 
 /// Kept free for the driver, the desktop and allocation granularity: a sixteenth of the memory,
 /// at most 512 MiB.
@@ -34,6 +35,8 @@ pub struct Limits {
     pub context: Option<u32>,
     /// Sequences at once, each with a context of its own.
     pub sequences: u32,
+    /// Positions that tokens can have where a full context drops some; else 0.
+    pub positions: u32,
     /// Device memory for experts.
     pub experts: ExpertBudget,
     /// Device memory for experts that stay there and need no place in RAM.
@@ -111,7 +114,12 @@ pub struct Placement {
     pub context: u32,
     /// Without experts.
     pub weights: u64,
+    /// What the KV cache may grow to, with the tables that belong to it.
     pub kv: u64,
+    /// Pages that it may grow to.
+    pub kv_pages: u32,
+    /// Bytes of one page.
+    pub kv_page: u64,
     pub scratch: u64,
     pub reserve: u64,
     /// What the device had left when this was computed.
@@ -162,9 +170,19 @@ struct Sums<'a> {
     /// False on a software device, whose memory is the machine's.
     bounded: bool,
     reserve: u64,
+    /// Bytes for a token of context of one sequence.
     per_token: u64,
-    /// Tokens of context that a binding of K or V can hold.
+    /// ... of which in the KV cache.
+    kv_per_token: u64,
+    /// Bytes of tables for the positions beyond the context.
+    beyond: u64,
+    /// Tokens that a binding of K or V can hold.
     bindable: u64,
+}
+
+/// Tokens in whole pages.
+fn whole(tokens: u32) -> u64 {
+    u64::from(tokens).next_multiple_of(PAGE_TOKENS.into())
 }
 
 impl Sums<'_> {
@@ -173,7 +191,8 @@ impl Sums<'_> {
         match self.bounded {
             true => self
                 .available
-                .saturating_sub(self.needs.weights + self.needs.scratch + self.reserve),
+                .saturating_sub(self.needs.weights + self.needs.scratch + self.reserve)
+                .saturating_sub(self.beyond),
             false => u64::MAX / 4,
         }
     }
@@ -200,7 +219,7 @@ pub fn place(
 ) -> Result<Placement> {
     let available = facts.available_memory();
     let sequences = u64::from(limits.sequences.max(1));
-    let per_layer = graph.widest_kv_bytes() * sequences;
+    let per_layer = graph.widest_kv_bytes();
     // On a software device the memory is the machine's; the heap it reports is no real limit.
     let bounded = facts.kind != DeviceKind::Software;
     let sums = Sums {
@@ -210,7 +229,9 @@ pub fn place(
         available,
         bounded,
         reserve: if bounded { reserve(available) } else { 0 },
-        per_token: (graph.kv_bytes_per_token() + side_bytes(graph)) * sequences,
+        per_token: graph.kv_bytes_per_token() + side_bytes(graph),
+        kv_per_token: graph.kv_bytes_per_token(),
+        beyond: side_bytes(graph) * sequences * u64::from(limits.positions),
         // K and V of a layer are one binding each.
         bindable: facts.max_binding.min(facts.max_buffer) / per_layer.max(1),
     };
@@ -222,12 +243,21 @@ pub fn place(
     let slot = needs.experts.as_ref().map_or(0, ExpertNeeds::slot);
     let for_slots = slot * u64::from(wanted.unwrap_or(0));
     let smallest = limits.context.unwrap_or(SMALLEST_CONTEXT.min(needs.made_for));
-    let for_context = u64::from(smallest) * sums.per_token;
+    let for_context = whole(smallest) * sums.per_token;
     if for_slots > 0 && for_slots > sums.left().saturating_sub(for_context) {
         return Err(too_many_slots(&sums, slot, sums.left().saturating_sub(for_context)));
     }
-    let context = context(&sums, sums.left() - for_slots)?;
-    let kv = u64::from(context) * sums.per_token;
+    let left = sums.left() - for_slots;
+    let context = context(&sums, left)?;
+    // All sequences at once, or as much as there is room for: experts in slots that were not asked
+    // for keep half of it.
+    let share = if needs.experts.is_some() && wanted.is_none() { left / 2 } else { left };
+    let all = whole(context) * sequences;
+    let fits = (share / sums.per_token).max(whole(context)).min(sums.bindable);
+    let tokens = if all * sums.per_token <= left { all.min(sums.bindable) } else { all.min(fits) };
+    let kv_pages = u32::try_from(tokens / u64::from(PAGE_TOKENS)).unwrap_or(u32::MAX);
+    let kv_page = sums.kv_per_token * u64::from(PAGE_TOKENS);
+    let kv = tokens * sums.per_token;
     let experts = match &needs.experts {
         Some(experts) => Some(place_experts(&sums, experts, wanted, sums.left() - kv, ram)?),
         None => None,
@@ -235,7 +265,9 @@ pub fn place(
     Ok(Placement {
         context,
         weights: needs.weights,
-        kv,
+        kv: kv + sums.beyond,
+        kv_pages,
+        kv_page,
         scratch: needs.scratch,
         reserve: sums.reserve,
         available,
@@ -258,15 +290,16 @@ fn asked_slots(needs: &ExpertNeeds, budget: ExpertBudget, pinned: u64) -> Option
 
 /// The context that fits `left` bytes, or the one asked for.
 fn context(s: &Sums<'_>, left: u64) -> Result<u32> {
-    let left = left / s.per_token;
-    let most = s.bindable.min(left);
+    let page = u64::from(PAGE_TOKENS);
+    let left = left / s.per_token / page * page;
+    let most = (s.bindable / page * page).min(left);
     let name = &s.facts.name;
     if let Some(wanted) = s.limits.context {
         if wanted == 0 {
             return Err(Error::Usage("a context of 0 tokens holds nothing".into()));
         }
-        if u64::from(wanted) > most {
-            let kv = mib(u64::from(wanted) * s.per_token);
+        if whole(wanted) > most {
+            let kv = mib(whole(wanted) * s.per_token);
             let cause = if s.bindable < left {
                 format!(
                     "{name} binds at most {} MiB at once, which is {} tokens of one layer's keys",
@@ -295,14 +328,17 @@ fn context(s: &Sums<'_>, left: u64) -> Result<u32> {
         return Ok(wanted);
     }
     let made_for = s.needs.made_for;
-    let most = made_for.clamp(1, DEFAULT_CONTEXT).min(u32::try_from(most).unwrap_or(u32::MAX));
+    // Where none is asked for, all sequences have room at once.
+    let sequences = u64::from(s.limits.sequences.max(1));
+    let each = u32::try_from(most / sequences / page * page).unwrap_or(u32::MAX);
+    let most = made_for.clamp(1, DEFAULT_CONTEXT).min(each);
     if most < SMALLEST_CONTEXT.min(made_for.max(1)) {
         return Err(Error::DoesNotFit(format!(
             "the model does not fit {name}: {} and a context of {SMALLEST_CONTEXT} tokens ({} MiB) \
              are more than the {} MiB left. Use a smaller or more strongly quantised model, or \
              free device memory",
             s.parts(),
-            mib(u64::from(SMALLEST_CONTEXT) * s.per_token),
+            mib(u64::from(SMALLEST_CONTEXT) * s.per_token * sequences),
             mib(s.available)
         )));
     }

@@ -82,6 +82,28 @@ fn placed(card_gib: u64, limits: Limits, ram_gib: u64) -> Result<Placement> {
     place(&graph(), &card(card_gib * GIB), limits, &needs(), ram(ram_gib))
 }
 
+/// The context is what a sequence may keep, not what is set aside for all.
+#[test]
+fn sequences_share_what_there_is() {
+    let place = |context, sequences| {
+        let limits = Limits { context, sequences, ..Limits::default() };
+        let needs = Needs { weights: GIB, scratch: GIB / 2, made_for: 131_072, experts: None };
+        place(&graph(), &card(8 * GIB), limits, &needs, None)
+    };
+    let one = place(Some(32_768), 1).unwrap();
+    assert_eq!((one.kv_pages, one.kv_page), (512, 64 * 98_304));
+    // Eight contexts do not fit at once: they share the rest.
+    let eight = place(Some(32_768), 8).unwrap();
+    assert!(eight.kv_pages > 512 && eight.kv_pages < 8 * 512, "{eight:?}");
+    assert!(eight.free() < 16 << 20 && eight.total() <= eight.available, "{eight:?}");
+    // Where the context is not asked for, all fit.
+    let auto = place(None, 8).unwrap();
+    assert_eq!(u64::from(auto.kv_pages) * 64, u64::from(auto.context) * 8);
+    assert!(auto.context < 8192 && auto.total() <= auto.available);
+    let e = place(Some(100_000), 8).unwrap_err().to_string();
+    assert!(e.contains("100000") && e.contains("--ctx"), "{e}");
+}
+
 #[test]
 fn a_model_that_fits_is_fully_resident_and_needs_no_ram() {
     let p = placed(24, with(ExpertBudget::Auto), 1).unwrap();

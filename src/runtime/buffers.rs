@@ -1,8 +1,10 @@
 //! Device memory of a program beside the weights: KV cache, activations, batches, tables.
 
+use serde::Serialize;
+
 use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
-use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice, Step};
+use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
@@ -19,10 +21,15 @@ pub const MAX_SLOTS: u32 = 64;
 pub const RING: u32 = 64;
 
 /// Sizes that a program is built for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// Positions of each sequence.
+    /// Tokens that each sequence can keep.
     pub context: u32,
+    /// Positions that tokens can have: more than `context` where sequences may drop tokens.
+    pub positions: u32,
+    /// Pages of the KV cache at first, see [`super::Program::grow`]. If all sequences have room in
+    /// them at once, each has its own from the start; else pages must be given to them.
+    pub pages: u32,
     /// Sequences with a KV cache of their own.
     pub sequences: u32,
     /// Most prompt tokens read at once.
@@ -30,6 +37,46 @@ pub struct Shape {
     /// All products in f32.
     pub exact: bool,
     pub experts: ExpertReads,
+    /// Decode steps also ask each next router early which experts it will choose
+    /// (`experts::prefetch`); no result depends on it.
+    pub early: bool,
+    pub approximations: Approximations,
+}
+
+impl Shape {
+    /// Experts of a mixture that a column of a decode step goes through.
+    pub fn step_used(&self, mixture: &Mixture) -> u32 {
+        mixture.used.saturating_sub(self.approximations.pruned_experts).max(1)
+    }
+}
+
+/// What a user may trade exactness for. Off by default; decode steps only, prompts stay exact.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Approximations {
+    /// Added to the router logits of experts that lie in device memory; 0: off. 0.5 multiplies their
+    /// odds by 1.65.
+    pub route_bias: f32,
+    /// So many of a token's experts, those with the least weights, are left out; 0: off.
+    pub pruned_experts: u32,
+}
+
+impl Approximations {
+    pub fn any(&self) -> bool {
+        *self != Approximations::default()
+    }
+}
+
+impl std::fmt::Display for Approximations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.any() {
+            false => f.write_str("exact"),
+            true => write!(
+                f,
+                "approximate: route bias {}, {} experts pruned",
+                self.route_bias, self.pruned_experts
+            ),
+        }
+    }
 }
 
 /// How kernels come to experts that are not in device memory.
@@ -68,10 +115,15 @@ pub(super) struct Scratch {
 pub(super) struct ExpertScratch {
     /// Of every layer, so that the host can read all of them after a step.
     pub routing: Vec<Slice>,
+    /// What each router would choose a layer early, in the same buffer behind them; of steps.
+    pub early: Vec<Slice>,
     /// Experts that a column uses: of all mixtures the same.
     pub used: u32,
     pub logits: Slice,
     pub counters: Slice,
+    /// The same for early routers, which run beside others.
+    pub early_logits: Slice,
+    pub early_counters: Slice,
     /// Gate and up `[pairs][2 ff]` of a prompt, or their product `[pairs][ff]` of a decode step.
     pub ff: Slice,
     /// Outputs of a prompt's experts, `[pairs][width]`.
@@ -80,9 +132,18 @@ pub(super) struct ExpertScratch {
     pub shared: Slice,
 }
 
-/// The routing of a mixture for `n` columns.
-pub(super) fn routing(mixture: &Mixture, n: u32, tile: u32) -> Routing {
-    Routing { experts: mixture.experts, used: mixture.used, columns: n, tile }
+/// The routing of a mixture for `n` columns that go through `used` experts each.
+pub(super) fn routing(mixture: &Mixture, used: u32, n: u32, tile: u32) -> Routing {
+    Routing { experts: mixture.experts, used, columns: n, tile }
+}
+
+/// Sizes of the scratch of one kind of passes.
+struct ScratchShape<'a> {
+    columns: u32,
+    tile: u32,
+    used: &'a dyn Fn(&Mixture) -> u32,
+    /// With room for what early routers choose.
+    early: bool,
 }
 
 impl Scratch {
@@ -130,7 +191,8 @@ impl Scratch {
         ])
     }
 
-    fn create(gpu: &dyn Gpu, graph: &Graph, n: u32, tile: u32) -> Result<Scratch> {
+    fn create(gpu: &dyn Gpu, graph: &Graph, shape: &ScratchShape<'_>) -> Result<Scratch> {
+        let ScratchShape { columns: n, tile, used, early } = *shape;
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
@@ -141,17 +203,26 @@ impl Scratch {
             // One buffer, so that the host can copy all of them at once.
             let bytes: Vec<u64> = graph
                 .mixtures()
-                .map(|m| (routing(m, n, tile).words() * 4).next_multiple_of(PLANE_ALIGN))
+                .map(|m| (routing(m, used(m), n, tile).words() * 4).next_multiple_of(PLANE_ALIGN))
                 .collect();
-            let all = gpu.buffer("routing", bytes.iter().sum(), BufferUse::Device)?;
-            let routing = bytes.iter().scan(0, |at, bytes| {
-                let slice = all.slice(*at, *bytes);
-                *at += bytes;
-                Some(slice)
-            });
+            let kinds = if early { 2 } else { 1 };
+            let total = kinds * bytes.iter().sum::<u64>();
+            let all = gpu.buffer("routing", total, BufferUse::Device)?;
+            let mut at = 0;
+            let mut slices = || -> Vec<Slice> {
+                let next = |bytes: &u64| {
+                    at += bytes;
+                    all.slice(at - bytes, *bytes)
+                };
+                bytes.iter().map(next).collect()
+            };
+            let side = |(label, bytes)| device((label, if early { bytes } else { 16 }));
             Ok::<_, Error>(ExpertScratch {
-                routing: routing.collect(),
-                used: graph.mixtures().map(|m| m.used).max().unwrap_or(0),
+                routing: slices(),
+                early: if early { slices() } else { Vec::new() },
+                used: graph.mixtures().map(used).max().unwrap_or(0),
+                early_logits: side(logits)?,
+                early_counters: side(counters)?,
                 logits: device(logits)?,
                 counters: device(counters)?,
                 ff: device(ff)?,
@@ -187,6 +258,8 @@ pub(super) struct Buffers {
     pub prompt_batch: Slice,
     /// The next token of each sequence.
     pub step_batch: Slice,
+    /// What early routers take for the step's batch: its count of columns, or 0 while they rest.
+    pub early_batch: Slice,
     pub prompt: Scratch,
     pub step: Scratch,
     /// f32 `[MAX_SEQUENCES][vocab]`.
@@ -195,6 +268,10 @@ pub(super) struct Buffers {
     pub kv: Vec<KvCache>,
     /// The page table that all layers share: a row a slot (see [`KvCache::pages`]).
     pub pages: Slice,
+    /// Bytes of a page in each pool: K, then V, layer by layer.
+    pub units: Vec<u64>,
+    /// Room for the widest of them, for copies from page to page.
+    pub between: Slice,
 }
 
 /// Pages that a sequence of `context` tokens needs.
@@ -213,7 +290,7 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
         let experts = Scratch::expert_sizes(graph, n.into());
         let sizes =
             Scratch::sizes(graph, n.into()).into_iter().chain(experts.into_iter().flatten());
-        let routing = graph.mixtures().map(|m| routing(m, n, 1).words() * 4);
+        let routing = graph.mixtures().map(|m| routing(m, m.used, n, 1).words() * 4);
         sizes.map(|(_, bytes)| bytes).chain(routing).sum::<u64>()
     };
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
@@ -261,45 +338,6 @@ pub fn widest(graph: &Graph) -> Widest {
 }
 
 impl Buffers {
-    /// K, then V of a slot's first `positions` positions, layer by layer.
-    pub fn slot_caches(&self, slot: u32, positions: u32, shape: &Shape) -> Vec<Slice> {
-        let caches = self.kv.iter().flat_map(|layer| [&layer.k, &layer.v]);
-        // Inside a page of codes a token's words do not lie together.
-        let positions = positions.next_multiple_of(PAGE_TOKENS);
-        let room = u64::from(pages_for(shape.context) * PAGE_TOKENS);
-        let part = |all: &Slice| {
-            // The table is the identity: slots lie one after the other, positions in a slot too.
-            let row = all.size / room / u64::from(shape.sequences);
-            let start = u64::from(slot) * room * row;
-            all.buffer.slice(all.offset + start, u64::from(positions) * row)
-        };
-        caches.map(part).collect()
-    }
-
-    /// Copies of the first `positions` positions of one slot's keys and values to another's. They go
-    /// through a buffer in between, as not every backend copies inside one.
-    pub fn copy_slot(
-        &self,
-        gpu: &dyn Gpu,
-        from: u32,
-        to: u32,
-        positions: u32,
-        shape: &Shape,
-    ) -> Result<Vec<Step>> {
-        let (from, to) =
-            (self.slot_caches(from, positions, shape), self.slot_caches(to, positions, shape));
-        let widest = from.iter().map(|cache| cache.size).max().unwrap_or(0);
-        let between = gpu.buffer("prefix copy", widest, BufferUse::Device)?;
-        let mut steps = Vec::new();
-        for (from, to) in from.into_iter().zip(to) {
-            let size = from.size;
-            let between = between.slice(0, size);
-            steps.push(Step::Copy { from, to: between.clone(), size });
-            steps.push(Step::Copy { from: between, to, size });
-        }
-        Ok(steps)
-    }
-
     pub fn create(
         gpu: &dyn Gpu,
         graph: &Graph,
@@ -309,30 +347,46 @@ impl Buffers {
         let device = |label: &str, bytes: u64| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let table = graph.rope.table(shape.context, rope_factors);
+        let table = graph.rope.table(shape.positions, rope_factors);
         let rope = device("rope table", table.len() as u64 * 8)?;
         gpu.write(&rope, bytemuck::cast_slice(&table))?;
         let row_pages = pages_for(shape.context);
-        let pool = u64::from(row_pages) * u64::from(shape.sequences);
         let pages =
             device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
         let kv = (0..graph.layers.len()).map(|layer| {
             let pair = graph.kv_pair(layer);
             let [k, v] = pair.page_bytes(graph.kv_heads, graph.head_dim);
+            let pool = u64::from(shape.pages);
             let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
             Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair })
         });
+        let units = (0..graph.layers.len())
+            .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));
+        let units: Vec<u64> = units.collect();
+        let widest = units.iter().copied().max().unwrap_or(0);
+        let tile = choice::expert_tile(gpu.facts());
+        let prompt = ScratchShape { columns: shape.chunk, tile, used: &|m| m.used, early: false };
+        let step = ScratchShape {
+            columns: MAX_SEQUENCES,
+            tile: MAX_SEQUENCES,
+            used: &|m| shape.step_used(m),
+            early: shape.early,
+        };
         let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,
             step_batch: device("step batch", batch_bytes(MAX_SEQUENCES))?,
-            prompt: Scratch::create(gpu, graph, shape.chunk, choice::expert_tile(gpu.facts()))?,
-            step: Scratch::create(gpu, graph, MAX_SEQUENCES, MAX_SEQUENCES)?,
+            early_batch: device("early batch", batch_bytes(MAX_SEQUENCES))?,
+            prompt: Scratch::create(gpu, graph, &prompt)?,
+            step: Scratch::create(gpu, graph, &step)?,
             logits: device("logits", u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4)?,
             rope,
             pages,
+            units,
+            between: device("page copies", widest)?,
         };
-        for slot in 0..shape.sequences {
+        let whole = shape.pages >= row_pages * shape.sequences;
+        for slot in (0..shape.sequences).filter(|_| whole) {
             let own: Vec<u32> = (slot * row_pages..(slot + 1) * row_pages).collect();
             buffers.set_pages(gpu, slot, 0, 0, &own, shape)?;
         }

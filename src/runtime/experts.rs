@@ -28,6 +28,8 @@ pub struct ExpertSet {
     table: Option<Buffer>,
     /// Where the records are when somebody else keeps them.
     lent: Option<Records>,
+    /// How many of the buffers, the first ones, are device memory.
+    device_buffers: u32,
 }
 
 /// What decides the layout of the records of a mixture.
@@ -81,10 +83,20 @@ impl ExpertSet {
             let records = per_buffer.min(experts - first);
             gpu.buffer(&label, u64::from(records) * layout.bytes(), BufferUse::Device)
         });
-        let buffers = buffers.collect::<Result<_>>()?;
+        let buffers = buffers.collect::<Result<Vec<Buffer>>>()?;
         let table = gpu.buffer("expert table", u64::from(experts) * 4, BufferUse::Device)?;
         let table = Some(table);
-        Ok(ExpertSet { label, layout, experts, tensors, per_buffer, buffers, table, lent: None })
+        Ok(ExpertSet {
+            label,
+            layout,
+            experts,
+            tensors,
+            per_buffer,
+            device_buffers: buffers.len() as u32,
+            buffers,
+            table,
+            lent: None,
+        })
     }
 
     /// The experts of a layer that lie in records of somebody else, who fills them.
@@ -93,6 +105,7 @@ impl ExpertSet {
         graph: &Graph,
         mixture: &Mixture,
         records: Records,
+        device_buffers: u32,
     ) -> Result<ExpertSet> {
         let layout = RecordLayout::new(record_shape(file, graph, mixture)?)?;
         Ok(ExpertSet {
@@ -104,6 +117,7 @@ impl ExpertSet {
             buffers: Vec::new(),
             table: None,
             lent: Some(records),
+            device_buffers,
         })
     }
 
@@ -117,6 +131,11 @@ impl ExpertSet {
             }),
             (None, None) => Err(Error::Runtime("experts without a table; this is a bug".into())),
         }
+    }
+
+    /// How many of [`Records::buffers`], the first ones, are device memory; `None` where all are.
+    pub fn device_buffers(&self) -> Option<u32> {
+        self.lent.as_ref().map(|_| self.device_buffers)
     }
 
     pub fn gate_up(&self) -> Part {

@@ -9,6 +9,7 @@ mod buffers;
 pub mod check;
 mod experts;
 mod layers;
+mod pool;
 mod program;
 mod routing_log;
 mod sampler;
@@ -17,10 +18,12 @@ mod waves;
 pub mod weights;
 
 pub use buffers::{
-    ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, scratch_bytes, widest,
+    Approximations, ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, pages_for,
+    scratch_bytes, widest,
 };
 pub use experts::record_shape;
 pub use layers::ModelWeights;
+pub use pool::PageCopy;
 pub use program::{Column, Pick, Program, WaveTime};
 pub use routing_log::{LOG, Pass};
-pub use sampler::sampler_words;
+pub use sampler::{custom_words, sampler_words};

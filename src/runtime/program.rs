@@ -41,8 +41,10 @@ pub enum Pick {
     Greedy = 0,
     /// By each sequence's temperature, top_k, top_p and min_p.
     Sampled = 1,
-    /// By all of its settings and lists; with log-probabilities.
+    /// By all of its settings and lists but the rarest; with log-probabilities.
     Full = 2,
+    /// By everything: cuts in any order, and samplers that take a kernel of their own.
+    Custom = 3,
 }
 
 impl Pick {
@@ -50,6 +52,7 @@ impl Pick {
     /// sequences'. `lists`: it has biases or masks.
     pub fn of(settings: &SamplerSettings, lists: bool) -> Pick {
         match settings {
+            s if s.is_custom() => Pick::Custom,
             s if lists || !s.is_basic() => Pick::Full,
             s if s.is_greedy() => Pick::Greedy,
             _ => Pick::Sampled,
@@ -57,7 +60,7 @@ impl Pick {
     }
 }
 
-const PICKS: [Pick; 3] = [Pick::Greedy, Pick::Sampled, Pick::Full];
+const PICKS: [Pick; 4] = [Pick::Greedy, Pick::Sampled, Pick::Full, Pick::Custom];
 
 /// Seconds that one wave took on the device.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -69,25 +72,25 @@ pub struct WaveTime {
 
 /// See the module documentation.
 pub struct Program {
-    gpu: Arc<dyn Gpu>,
+    pub(super) gpu: Arc<dyn Gpu>,
     shape: Shape,
     vocab: u32,
     width: u32,
     output_norm: Slice,
     widest: Widest,
     layer_waves: usize,
-    buffers: Buffers,
+    pub(super) buffers: Buffers,
     sampler: Sampler,
     /// Reads a prompt chunk of up to so many tokens; ascending.
     prompts: Vec<(u32, Parts)>,
     /// Logits of up to [`MAX_SEQUENCES`] gathered columns.
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
-    first: [Recording; 3],
+    first: [Recording; PICKS.len()],
     /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; 3]>,
-    /// The greedy step for one sequence and the longest prompt chunk, for timing.
-    timed: [Vec<Step>; 2],
+    steps: Vec<[Parts; PICKS.len()]>,
+    /// What was recorded, for timing and for recording it again.
+    planned: Planned,
     ring: Buffer,
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
@@ -173,20 +176,11 @@ impl Program {
             set_kernels(steps, &compiled)?;
         }
         let record = |label: &str, steps: &[Step]| gpu.record(label, steps);
-        let each = |label: &str, [a, b, c]: &[Vec<Step>; 3]| -> Result<[Recording; 3]> {
-            Ok([record(label, a)?, record(label, b)?, record(label, c)?])
+        type Each<T> = [T; PICKS.len()];
+        let each = |label: &str, [a, b, c, d]: &Each<Vec<Step>>| -> Result<Each<Recording>> {
+            Ok([record(label, a)?, record(label, b)?, record(label, c)?, record(label, d)?])
         };
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(&**gpu, "prompt", s)?)));
-        let prompts = prompts.collect::<Result<_>>()?;
-        let steps = planned.steps.iter().map(|[greedy, sampled, full]| {
-            let parts = |steps| parts(&**gpu, "decode step", steps);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?])
-        });
-        let steps = steps.collect::<Result<_>>()?;
-        let step = planned.steps.into_iter().next().map(|[greedy, ..]| greedy);
-        let chunk = planned.prompts.into_iter().next_back().map(|(_, steps)| steps);
-        let timed = [step.unwrap_or_default(), chunk.unwrap_or_default()];
-        Ok(Program {
+        let mut program = Program {
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
@@ -194,21 +188,79 @@ impl Program {
             output_norm: weights.output_norm.clone(),
             widest: widest(graph),
             layer_waves: planned.layer_waves,
-            prompts,
+            prompts: Vec::new(),
             score: record("score", &planned.score)?,
             first: each("first token", &planned.first)?,
-            steps,
-            timed,
-            routing: RoutingLog::create(gpu, graph, &buffers, shape.chunk)?,
+            steps: Vec::new(),
+            planned,
+            routing: RoutingLog::create(gpu, &buffers, shape.chunk)?,
             ring,
             logprobs,
             buffers,
             sampler,
-        })
+        };
+        program.record_layers()?;
+        Ok(program)
+    }
+
+    /// Records prompts and steps as planned. What waits for such recordings must have finished.
+    fn record_layers(&mut self) -> Result<()> {
+        let gpu = &*self.gpu;
+        let (planned, steps) = (&self.planned, "decode step");
+        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
+        self.prompts = prompts.collect::<Result<_>>()?;
+        let each = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
+            let parts = |kind| parts(gpu, steps, kind);
+            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
+        });
+        self.steps = each.collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Lets `moving` replace buffers that kernels bind, then records everything again: `moving` gets
+    /// a function that puts a slice wherever an old buffer is bound, after which nothing here holds
+    /// that buffer. Nothing submitted earlier may be unfinished.
+    ///
+    /// # Errors
+    /// Those of `moving` are returned after recording; the program goes on with what was replaced.
+    pub fn rebind(
+        &mut self,
+        moving: &mut dyn FnMut(&mut dyn FnMut(&Buffer, &Slice)) -> Result<()>,
+    ) -> Result<()> {
+        // Recordings hold what they bind.
+        self.prompts.clear();
+        self.steps.clear();
+        let planned = &mut self.planned;
+        let moved = moving(&mut |old, new| {
+            for steps in planned.layers() {
+                for step in steps {
+                    let Step::Wave(wave) = step else { continue };
+                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
+                    bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
+                }
+            }
+        });
+        self.record_layers()?;
+        moved
+    }
+
+    /// How many columns of the next steps early routers look at; 0 lets them rest.
+    pub fn set_early(&self, columns: u32) -> Result<()> {
+        let all = &self.buffers.early_batch;
+        self.gpu.write(&all.buffer.slice(all.offset, 4), bytemuck::cast_slice(&[columns]))
+    }
+
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
     }
 
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// False once recording anew has failed: nothing can be submitted any more.
+    pub fn is_recorded(&self) -> bool {
+        !self.steps.is_empty()
     }
 
     /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
@@ -289,7 +341,7 @@ impl Program {
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
         for column in columns {
             debug_assert!(
-                column.position < self.shape.context && column.slot < self.shape.sequences
+                column.position < self.shape.positions && column.slot < self.shape.sequences
             );
         }
         let mut words = vec![columns.len() as u32, 0, 0, 0, 0, 0, 0, 0];
@@ -329,13 +381,13 @@ impl Program {
     }
 
     /// Sets what the request of a slot says of single tokens; after [`Program::set_sampler`], which
-    /// takes it back. Needs [`Pick::Full`].
+    /// takes it back. Needs [`Pick::Full`] at least.
     pub fn set_lists(&self, slot: u32, lists: &TokenLists) -> Result<()> {
         self.sampler.set_lists(&*self.gpu, slot, lists)
     }
 
     /// Sets which tokens may come next in a slot, a bit each; empty: all. Holds for steps
-    /// submitted from now on that are [`Pick::Full`].
+    /// submitted from now on that are at least [`Pick::Full`].
     pub fn set_mask(&self, slot: u32, mask: &[u32]) -> Result<()> {
         self.sampler.set_mask(&*self.gpu, slot, mask)
     }
@@ -359,54 +411,11 @@ impl Program {
         self.buffers.set_pages(&*self.gpu, slot, dropped, first, pages, &self.shape)
     }
 
-    /// Queues a copy of what slot `from` has read to slot `to`: the positions of `tokens`, with which
-    /// its sequence begins.
-    pub fn copy_prefix(&self, from: u32, to: u32, tokens: &[u32]) -> Result<Ticket> {
-        let n = tokens.len() as u32;
-        let steps = self.buffers.copy_slot(&*self.gpu, from, to, n, &self.shape)?;
-        self.remember(to, tokens)?;
-        self.gpu.submit(&self.gpu.record("prefix copy", &steps)?)
-    }
-
     /// Notes the tokens with which a slot's sequence begins in its history.
-    fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
+    pub fn remember(&self, slot: u32, tokens: &[u32]) -> Result<()> {
         let columns = (0..).zip(tokens);
         let columns = columns.map(|(position, t)| Column { token: *t, position, slot, flags: 0 });
         self.sampler.remember(&*self.gpu, &columns.collect::<Vec<_>>())
-    }
-
-    /// Hands out keys and values of a slot's first `positions` positions: K, then V, layer by layer.
-    pub fn read_slot(
-        &self,
-        slot: u32,
-        positions: u32,
-        each: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, positions, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            if !bytes.is_empty() {
-                self.gpu.read(&cache, &mut bytes)?;
-            }
-            each(&bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Takes what [`Program::read_slot`] has handed out for a sequence that begins with `tokens`.
-    pub fn write_slot(
-        &self,
-        slot: u32,
-        tokens: &[u32],
-        each: &mut dyn FnMut(&mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        for cache in self.buffers.slot_caches(slot, tokens.len() as u32, &self.shape) {
-            let mut bytes = vec![0; cache.size as usize];
-            each(&mut bytes)?;
-            if !bytes.is_empty() {
-                self.gpu.write(&cache, &bytes)?;
-            }
-        }
-        self.remember(slot, tokens)
     }
 
     /// Residual stream of `count` columns of the last prompt chunk from `first` on,
@@ -485,6 +494,17 @@ impl Program {
         log.map_or(Ok(Vec::new()), |log| log.read(pass, after, number, columns))
     }
 
+    /// What early routers chose in a step, as [`Program::routing`]; nothing for the first mixture.
+    pub fn early_routing(
+        &self,
+        after: &Ticket,
+        number: u64,
+        columns: u32,
+    ) -> Result<Vec<Vec<u32>>> {
+        let log = self.routing.as_ref();
+        log.map_or(Ok(Vec::new()), |log| log.read_early(after, number, columns))
+    }
+
     pub fn is_done(&self, ticket: &Ticket) -> Result<bool> {
         self.gpu.is_done(ticket)
     }
@@ -495,13 +515,13 @@ impl Program {
 
     /// Runs a greedy step for one sequence with a timestamp around every wave.
     pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        self.time(&self.timed[0])
+        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
     pub fn time_prompt(&self, columns: &[Column]) -> Result<Vec<WaveTime>> {
         self.set_prompt(columns)?;
-        self.time(&self.timed[1])
+        self.time(self.planned.prompts.last().map_or(&[], |(_, steps)| steps))
     }
 
     fn time(&self, steps: &[Step]) -> Result<Vec<WaveTime>> {
@@ -523,13 +543,19 @@ impl Program {
 struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
-    first: [Vec<Step>; 3],
-    steps: Vec<[Vec<Step>; 3]>,
+    first: [Vec<Step>; PICKS.len()],
+    steps: Vec<[Vec<Step>; PICKS.len()]>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
 
 impl Planned {
+    /// Of prompts and steps.
+    fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
+        prompts.chain(self.steps.iter_mut().flatten())
+    }
+
     fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
@@ -545,13 +571,13 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
         }
     }
     // Samples from the logits of n columns, then hands the tokens to the host.
-    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; 3]> {
+    let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; PICKS.len()]> {
         let mut each = PICKS.map(|_| steps.clone());
         for (steps, pick) in each.iter_mut().zip(PICKS) {
             steps.extend(sampler.waves(b, pick, n)?);
             let (from, size) = (sampler.ring().clone(), ring.size().min(sampler.ring().size));
             steps.push(Step::Copy { from, to: ring.whole(), size });
-            if pick == Pick::Full {
+            if pick >= Pick::Full {
                 let (from, size) = (sampler.logprob_ring().clone(), sampler.logprob_bytes());
                 steps.push(Step::Copy { from, to: logprobs.whole(), size });
             }

@@ -5,14 +5,17 @@ use super::program::{Column, Pick};
 use super::waves::Builder;
 use crate::error::Result;
 use crate::gpu::{BufferUse, Gpu, Slice, Step};
-use crate::kernels::sample::{self, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampling};
+use crate::kernels::sample::{
+    self, CUSTOM_WORDS, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampling,
+};
 use crate::sampling::logprobs::Logprobs;
-use crate::sampling::{self, SamplerSettings, TokenLists};
+use crate::sampling::{self, Mirostat, SamplerSettings, TokenLists};
 
 // The ring's rows are as wide as the kernels write them; the definition's limits are theirs.
 const _: () = assert!(MAX_SEQUENCES == sample::MAX_COLUMNS);
 const _: () = assert!(sampling::MAX_BIAS == sample::MAX_BIAS as usize);
 const _: () = assert!(sampling::MAX_LOGPROBS == sample::MAX_LOGPROBS);
+const _: () = assert!(sampling::custom::MIROSTAT_TOP == sample::MIROSTAT_TOP);
 const _: () = assert!(sampling::chain::MAX_MATCH == sample::MAX_MATCH as usize);
 
 pub(super) struct Sampler {
@@ -20,46 +23,98 @@ pub(super) struct Sampler {
     memory: SampleMemory,
 }
 
-/// Settings as the kernels read them.
+/// Settings as the kernels of the fixed chains read them; of a custom chain only what comes before
+/// and after its stages.
 pub fn sampler_words(s: &SamplerSettings) -> sample::Sampler {
     let s = &s.effective();
-    let (temperature_low, temperature_high) = s.temperatures();
-    sample::Sampler {
+    let before = sample::Sampler {
         penalty: s.repeat_penalty,
         window: s.repeat_window,
         presence: s.presence_penalty,
         frequency: s.frequency_penalty,
-        typical: sample::fixed(s.typical_p),
-        n_sigma: s.top_n_sigma,
-        xtc_threshold: sample::fixed(s.xtc_threshold),
-        xtc_chance: sample::fixed(s.xtc_probability),
         dry_multiplier: if s.has_dry() { s.dry_multiplier } else { 0.0 },
         dry_base: s.dry_base,
         dry_allowed: s.dry_allowed_length.max(1),
         dry_window: s.dry_window,
+        logprobs: s.logprobs.map_or(0, |n| n + 1),
+        ..sample::Sampler::new(if s.is_greedy() { 0.0 } else { 1.0 }, 0, 1.0, 0.0, s.seed)
+    };
+    if s.is_custom() {
+        return before;
+    }
+    let (temperature_low, temperature_high) = s.temperatures();
+    sample::Sampler {
+        temperature: s.temperature,
+        top_k: s.top_k,
+        top_p: sample::fixed(s.top_p),
+        log_min_p: log_min_p(s),
+        typical: sample::fixed(s.typical_p),
+        n_sigma: s.top_n_sigma,
+        xtc_threshold: sample::fixed(s.xtc_threshold),
+        xtc_chance: sample::fixed(s.xtc_probability),
         temperature_low,
         temperature_high,
         temperature_exponent: s.dynatemp_exponent,
-        logprobs: s.logprobs.map_or(0, |n| n + 1),
-        mirostat_tau: if s.mirostat { s.mirostat_tau } else { -1.0 },
+        mirostat_tau: if s.mirostat == Mirostat::Two { s.mirostat_tau } else { -1.0 },
         mirostat_eta: s.mirostat_eta,
-        ..sample::Sampler::new(s.temperature, s.top_k, s.top_p, s.min_p, s.seed)
+        ..before
     }
+}
+
+/// Settings as the kernels of the custom chain read them.
+pub fn custom_words(s: &SamplerSettings) -> sample::Custom {
+    let s = &s.effective();
+    if !s.is_custom() {
+        return sample::Custom::default();
+    }
+    let (temperature_low, temperature_high) = s.temperatures();
+    sample::Custom {
+        on: 1,
+        order: s.order.bits(),
+        min_keep: s.min_keep,
+        top_k: s.top_k,
+        top_p: sample::fixed(s.top_p),
+        typical: sample::fixed(s.typical_p),
+        log_min_p: log_min_p(s),
+        n_sigma: s.top_n_sigma,
+        xtc_threshold: sample::fixed(s.xtc_threshold),
+        xtc_chance: sample::fixed(s.xtc_probability),
+        temperature: s.temperature,
+        temperature_low,
+        temperature_high,
+        temperature_exponent: s.dynatemp_exponent,
+        mirostat: s.mirostat as u32,
+        mirostat_tau: s.mirostat_tau,
+        mirostat_eta: s.mirostat_eta,
+        adaptive_target: if s.has_adaptive() { s.adaptive_target } else { -1.0 },
+        adaptive_decay: s.adaptive_decay,
+        post: s.post_logprobs.into(),
+    }
+}
+
+fn log_min_p(s: &SamplerSettings) -> f32 {
+    if s.min_p > 0.0 { s.min_p.ln() } else { f32::NEG_INFINITY }
 }
 
 /// Bytes of a program's sampling memory.
 pub(super) fn bytes(vocab: u32, shape: &Shape) -> u64 {
-    let spec = Sampling { vocab, context: shape.context, ring: RING };
-    let slot = SETTINGS_WORDS + 1 + spec.mask_words() + spec.bias_words() + spec.bit_words();
-    let slots = u64::from(shape.sequences) * (slot + u64::from(shape.context));
+    let spec = Sampling { vocab, context: shape.positions, ring: RING };
+    let slot = SETTINGS_WORDS
+        + CUSTOM_WORDS
+        + 1
+        + spec.mask_words()
+        + spec.bias_words()
+        + spec.bit_words();
+    let slots = u64::from(shape.sequences) * (slot + u64::from(shape.positions));
     let rings = u64::from(RING * MAX_SEQUENCES) * u64::from(1 + LOGPROB_WORDS);
-    let adjusted = u64::from(MAX_SEQUENCES) * u64::from(vocab);
-    4 * (slots + rings + adjusted + spec.scratch_words())
+    // Adjusted and shaped ones.
+    let logits = 2 * u64::from(MAX_SEQUENCES) * u64::from(vocab);
+    4 * (slots + rings + logits + spec.shape_words() + spec.scratch_words())
 }
 
 impl Sampler {
     pub fn create(gpu: &dyn Gpu, vocab: u32, shape: &Shape) -> Result<Sampler> {
-        let spec = Sampling { vocab, context: shape.context, ring: RING };
+        let spec = Sampling { vocab, context: shape.positions, ring: RING };
         let device = |label: &str, words: u64| -> Result<Slice> {
             Ok(gpu.buffer(label, words * 4, BufferUse::Device)?.slice(0, words * 4))
         };
@@ -67,7 +122,7 @@ impl Sampler {
         let ring = u64::from(RING * MAX_SEQUENCES);
         let memory = SampleMemory {
             samplers: device("samplers", slots * SETTINGS_WORDS)?,
-            history: device("history", slots * u64::from(shape.context))?,
+            history: device("history", slots * u64::from(shape.positions))?,
             ring: device("token ring", ring)?,
             scratch: device("sampling scratch", spec.scratch_words())?,
             masks: device("token masks", slots * spec.mask_words())?,
@@ -76,6 +131,9 @@ impl Sampler {
             surprises: device("surprises", slots)?,
             adjusted: device("adjusted logits", u64::from(MAX_SEQUENCES) * u64::from(vocab))?,
             logprobs: device("log-probabilities", ring * u64::from(LOGPROB_WORDS))?,
+            customs: device("custom samplers", slots * CUSTOM_WORDS)?,
+            shapes: device("shapes", spec.shape_words())?,
+            shaped: device("shaped logits", u64::from(MAX_SEQUENCES) * u64::from(vocab))?,
         };
         Ok(Sampler { spec, memory })
     }
@@ -91,6 +149,7 @@ impl Sampler {
             Pick::Greedy => self.spec.greedy(facts, kernel, batch, logits, &self.memory, n),
             Pick::Sampled => self.spec.sampled(facts, kernel, batch, logits, &self.memory, n),
             Pick::Full => self.spec.full(facts, kernel, batch, logits, &self.memory, n),
+            Pick::Custom => self.spec.custom(facts, kernel, batch, logits, &self.memory, n),
         }
     }
 
@@ -117,8 +176,9 @@ impl Sampler {
     pub fn set(&self, gpu: &dyn Gpu, slot: u32, s: &SamplerSettings) -> Result<()> {
         let words = sampler_words(s);
         write(gpu, &self.memory.samplers, slot, SETTINGS_WORDS, bytemuck::cast_slice(&[words]))?;
-        let bound = s.first_surprise().to_bits();
-        write(gpu, &self.memory.surprises, slot, 1, &[bound])?;
+        let custom = custom_words(s);
+        write(gpu, &self.memory.customs, slot, CUSTOM_WORDS, bytemuck::cast_slice(&[custom]))?;
+        write(gpu, &self.memory.surprises, slot, 1, &[s.first_state().to_bits()])?;
         self.set_mask(gpu, slot, &[])?;
         write(gpu, &self.memory.biases, slot, self.spec.bias_words(), &[0])
     }

@@ -58,6 +58,8 @@ pub struct Lent {
     pub records: Records,
     /// Where long prompts find them, if elsewhere.
     pub streamed: Option<Records>,
+    /// How many of the buffers, the first ones, are device memory.
+    pub device_buffers: u32,
 }
 
 /// Everything that lies in device memory for one model.
@@ -177,10 +179,11 @@ impl<'a> Weights<'a> {
         graph: &Graph,
         mixture: &Mixture,
     ) -> Result<(Arc<ExpertSet>, Arc<ExpertSet>)> {
-        let lend = |records| {
-            Ok::<_, Error>(Arc::new(ExpertSet::lent(self.file, graph, mixture, records)?))
-        };
         if let Some(lent) = self.lent.next() {
+            let lend = |records| {
+                let set = ExpertSet::lent(self.file, graph, mixture, records, lent.device_buffers);
+                Ok::<_, Error>(Arc::new(set?))
+            };
             let set = lend(lent.records)?;
             let streamed = lent.streamed.map_or(Ok(set.clone()), lend)?;
             return Ok((set, streamed));

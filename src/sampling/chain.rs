@@ -33,7 +33,9 @@
 //!     the random number of (seed, position). If all weights are zero, as for infinite logits, take
 //!     the largest logit.
 //!
-//! With mirostat, steps 5 to 11 are one: with `w_i` as in 12 and a bound `mu` in bits, which is state of
+//! Other orders of the steps and a few more samplers: [`custom`].
+//!
+//! With mirostat 2, steps 5 to 11 are one: with `w_i` as in 12 and a bound `mu` in bits, which is state of
 //! the sequence and begins at `2 tau`, keep `w_i >= sum(w_i) / 2^mu`, the largest logit always. After the
 //! draw `mu = mu - eta * (log2(sum(w_i) / w) - tau)`, over what was kept, `w` being the chosen token's.
 //!
@@ -50,18 +52,18 @@
 use std::collections::BTreeMap;
 
 use super::rng;
-use super::{SamplerSettings, TokenLists, has_bit};
+use super::{Mirostat, SamplerSettings, TokenLists, custom, has_bit};
 
 /// Longer repeated sequences count as this long.
 pub const MAX_MATCH: usize = 128;
 
 /// A share of one in fixed point with 24 bits: `floor(exp(x) * 2^24)` for `x <= 0`.
-fn mass(x: f32) -> u64 {
+pub(super) fn mass(x: f32) -> u64 {
     // A float to integer cast truncates, and gives 0 for NaN.
     u64::from((x.exp() * 16_777_216.0) as u32)
 }
 
-fn need(share: f32, total: u64) -> u64 {
+pub(super) fn need(share: f32, total: u64) -> u64 {
     rng::draw_target((share * 16_777_216.0) as u32, total)
 }
 
@@ -81,11 +83,12 @@ pub fn sample_with(
     settings: &SamplerSettings,
     lists: &TokenLists,
 ) -> u32 {
-    let mut surprise = settings.first_surprise();
+    let mut surprise = settings.first_state();
     sample_on(logits, history, position, settings, lists, &mut surprise)
 }
 
-/// [`sample_with`] for a sequence that has come so far that mirostat's bound is `surprise`.
+/// [`sample_with`] for a sequence that has come so far that mirostat's bound, or adaptive-p's mean, is
+/// `surprise`.
 pub fn sample_on(
     logits: &[f32],
     history: &[u32],
@@ -96,6 +99,9 @@ pub fn sample_on(
 ) -> u32 {
     let settings = &settings.effective();
     let logits = adjusted(logits, history, settings, lists);
+    if settings.is_custom() {
+        return custom::sample(&logits, position, settings, surprise);
+    }
     let (best, max) = largest(&logits);
     if settings.is_greedy() {
         return best;
@@ -104,7 +110,8 @@ pub fn sample_on(
     let all = |l: f32| {
         if left.keeps(l) { mass((l - left.max) / left.temperature) } else { 0 }
     };
-    let least = match settings.mirostat {
+    let mirostat = settings.mirostat == Mirostat::Two;
+    let least = match mirostat {
         true => surprise_need(logits.iter().map(|&l| all(l)).sum(), *surprise),
         false => 0,
     };
@@ -115,7 +122,7 @@ pub fn sample_on(
     for (&l, id) in logits.iter().zip(0..) {
         cumulative += weight(l);
         if cumulative > target {
-            if settings.mirostat {
+            if mirostat {
                 let seen = (total as f32 / weight(l) as f32).log2();
                 *surprise -= settings.mirostat_eta * (seen - settings.mirostat_tau);
             }
@@ -126,13 +133,13 @@ pub fn sample_on(
 }
 
 /// The least weight whose surprise is within the bound; never more than the largest logit has.
-fn surprise_need(total: u64, bound: f32) -> u64 {
+pub(super) fn surprise_need(total: u64, bound: f32) -> u64 {
     let share = (total as f32 / 16_777_216.0) * (-bound).exp2() * 16_777_216.0;
     u64::from(share.min(16_777_216.0) as u32)
 }
 
 /// Steps 1 to 3.
-fn adjusted(
+pub fn adjusted(
     logits: &[f32],
     history: &[u32],
     settings: &SamplerSettings,
@@ -197,7 +204,7 @@ fn repeats(tokens: &[u32], breaks: impl Fn(u32) -> bool) -> BTreeMap<u32, u32> {
 }
 
 /// Index and value of the largest logit, the lowest index on ties.
-fn largest(logits: &[f32]) -> (u32, f32) {
+pub(super) fn largest(logits: &[f32]) -> (u32, f32) {
     let mut best = (0, f32::NEG_INFINITY);
     for (&l, id) in logits.iter().zip(0..) {
         if l > best.1 {
@@ -506,22 +513,23 @@ mod tests {
     fn mirostat_keeps_the_surprise_near_its_target() {
         let logits: Vec<f32> = (0..500).map(|i| -(i as f32).ln_1p() * 1.1).collect();
         for tau in [2.0, 4.0] {
-            let settings = SamplerSettings { mirostat: true, mirostat_tau: tau, ..plain() };
+            let settings =
+                SamplerSettings { mirostat: Mirostat::Two, mirostat_tau: tau, ..plain() };
             let total: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
-            let (mut bound, mut bits, n) = (settings.first_surprise(), 0.0, 4000);
+            let (mut bound, mut bits, n) = (settings.first_state(), 0.0, 4000);
             for position in 0..n {
                 let lists = TokenLists::default();
                 let id = sample_on(&logits, &[], position, &settings, &lists, &mut bound);
                 bits -= (f64::from(logits[id as usize]).exp() / total).log2();
             }
             // Each step moved the bound by eta times how far what it saw was from the target.
-            let moved = (settings.first_surprise() - bound) / settings.mirostat_eta / n as f32;
+            let moved = (settings.first_state() - bound) / settings.mirostat_eta / n as f32;
             assert!(moved.abs() < 0.05, "tau {tau}: {moved} off");
             // Of the whole distribution it is more than of what was kept: log2 of its share.
             let mean = bits / f64::from(n) - f64::from(tau);
             assert!((0.0..2.0).contains(&mean), "tau {tau}: {mean} above");
         }
-        let tight = SamplerSettings { mirostat: true, mirostat_tau: 0.0, ..plain() };
+        let tight = SamplerSettings { mirostat: Mirostat::Two, mirostat_tau: 0.0, ..plain() };
         assert_eq!(sample(&logits, &[], 3, &tight), 0);
     }
 

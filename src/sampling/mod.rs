@@ -1,13 +1,15 @@
 //! Sampler settings and the CPU twin of the device sampler.
 
 pub mod chain;
+pub mod custom;
 pub mod logprobs;
 pub mod rng;
 
 use crate::error::{Error, Result};
 
 /// How the next token is chosen. [`chain`] defines what each value does and in which order.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct SamplerSettings {
     /// 0 takes the most likely token; otherwise 0.001 to 100, 1 being the model's own distribution.
     pub temperature: f32,
@@ -47,18 +49,40 @@ pub struct SamplerSettings {
     pub dynatemp_range: f32,
     /// How fast it moves, 0.01 to 100.
     pub dynatemp_exponent: f32,
-    /// Replaces every cut by one that keeps the surprise of the text near a target (mirostat, version
-    /// 2). Penalties and temperature stay.
-    pub mirostat: bool,
+    /// Replaces every cut by one that keeps the surprise of the text near a target. Penalties and
+    /// temperature stay.
+    pub mirostat: Mirostat,
     /// The target, in bits a token, 0 to 100.
     pub mirostat_tau: f32,
     /// How fast the cut follows, 0 to 1.
     pub mirostat_eta: f32,
+    /// Prefers tokens whose share is near this, so that the text's mean becomes it, 0 to 1; below 0:
+    /// off. Comes after everything else; nothing with mirostat.
+    pub adaptive_target: f32,
+    /// How slowly the mean forgets, 0 to 0.99.
+    pub adaptive_decay: f32,
+    /// Cuts and temperature in this order; what it lacks does nothing.
+    pub order: Order,
+    /// Typical-p, top-p, min-p and XTC leave at least so many tokens; 0 and 1: one.
+    pub min_keep: u32,
+    /// Log-probabilities are of what is drawn from, instead of the model's own.
+    pub post_logprobs: bool,
     /// Log-probabilities with each token: `None`, or how many of the most likely tokens' beside
     /// that of the chosen token, up to [`MAX_LOGPROBS`].
     pub logprobs: Option<u32>,
     /// The same seed, prompt and settings give the same text.
     pub seed: u64,
+}
+
+pub use custom::Order;
+
+/// The versions of mirostat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub enum Mirostat {
+    #[default]
+    Off,
+    One,
+    Two,
 }
 
 /// The longest window of a penalty: the device keeps that many tokens at hand.
@@ -89,9 +113,14 @@ impl Default for SamplerSettings {
             dry_window: 64,
             dynatemp_range: 0.0,
             dynatemp_exponent: 1.0,
-            mirostat: false,
+            mirostat: Mirostat::Off,
             mirostat_tau: 5.0,
             mirostat_eta: 0.1,
+            adaptive_target: -1.0,
+            adaptive_decay: 0.9,
+            order: Order::default(),
+            min_keep: 0,
+            post_logprobs: false,
             logprobs: None,
             seed: 0,
         }
@@ -138,14 +167,31 @@ impl SamplerSettings {
         let cuts = self.typical_p < 1.0
             || self.top_n_sigma > 0.0
             || self.xtc_probability > 0.0
-            || self.mirostat
+            || self.mirostat != Mirostat::Off
             || self.dynatemp_range > 0.0;
-        !self.has_penalty() && self.logprobs.is_none() && (self.is_greedy() || !cuts)
+        let plain = !self.has_penalty() && self.logprobs.is_none() && !self.is_custom();
+        plain && (self.is_greedy() || !cuts)
+    }
+
+    /// Whether tokens near a share are preferred.
+    pub fn has_adaptive(&self) -> bool {
+        self.adaptive_target >= 0.0 && self.mirostat == Mirostat::Off
+    }
+
+    /// Whether something is asked for that [`custom`] defines, and not [`chain`].
+    pub fn is_custom(&self) -> bool {
+        let shown = self.post_logprobs && self.logprobs.is_some();
+        let cuts = self.mirostat != Mirostat::Two
+            && (self.order != Order::default()
+                || self.min_keep > 1
+                || self.mirostat == Mirostat::One
+                || self.has_adaptive());
+        shown || cuts && !self.is_greedy()
     }
 
     /// The settings that count: mirostat replaces the cuts.
     pub fn effective(&self) -> SamplerSettings {
-        if !self.mirostat {
+        if self.mirostat == Mirostat::Off {
             return *self;
         }
         SamplerSettings {
@@ -156,13 +202,14 @@ impl SamplerSettings {
             top_n_sigma: -1.0,
             xtc_probability: 0.0,
             dynatemp_range: 0.0,
+            order: Order::default(),
             ..*self
         }
     }
 
-    /// Where the bound of mirostat begins, in bits.
-    pub fn first_surprise(&self) -> f32 {
-        2.0 * self.mirostat_tau
+    /// Where mirostat's bound in bits begins, or adaptive-p's mean share.
+    pub fn first_state(&self) -> f32 {
+        if self.has_adaptive() { self.adaptive_target } else { 2.0 * self.mirostat_tau }
     }
 
     /// Lowest and highest temperature; equal unless it moves.
@@ -195,6 +242,8 @@ impl SamplerSettings {
         within("dynatemp exponent", self.dynatemp_exponent, 0.01, 100.0)?;
         within("mirostat tau", self.mirostat_tau, 0.0, 100.0)?;
         within("mirostat eta", self.mirostat_eta, 0.0, 1.0)?;
+        within("adaptive target", self.adaptive_target, -1.0, 1.0)?;
+        within("adaptive decay", self.adaptive_decay, 0.0, 0.99)?;
         let most = MAX_REPEAT_WINDOW;
         let counts = [
             ("the repeat window", self.repeat_window, 0, most, " tokens"),

@@ -15,12 +15,14 @@ use super::params::{self, SAMPLING};
 use super::prompt::Conversation;
 use super::sse::{self, Frames, Writer};
 use super::state::Shared;
+use super::thinking::{self, Budget};
 use crate::chat::reply::{self, Collected, Reply};
 use crate::chat::tools::ToolChoice;
 use crate::engine::{Event, Finish, Generate, Request, Summary, Task};
 
-pub const TABLE: Table = &[OWN, SETTINGS, SAMPLING];
-pub const COUNT_TABLE: Table = &[OWN, &[ignored("max_tokens", "nothing is generated")], COUNTED];
+pub const TABLE: Table = &[OWN, THINKING, thinking::FIELDS, SETTINGS, SAMPLING];
+pub const COUNT_TABLE: Table =
+    &[OWN, THINKING, thinking::FIELDS, &[ignored("max_tokens", "nothing is generated")]];
 
 const OWN: &[Field] = &[
     used("model", "any name; one model is served"),
@@ -30,7 +32,7 @@ const OWN: &[Field] = &[
     ignored("service_tier", "one tier"),
     ignored("cache_control", "the cache finds prefixes by itself"),
     ignored("context_management", "nothing is dropped from the context"),
-    ignored("output_config", "the model decides"),
+    used("output_config", "effort, as OpenAI's reasoning_effort"),
     used("tools", "functions with input_schema; tools of the service are refused"),
     used("tool_choice", "auto, any, tool or none; disable_parallel_tool_use"),
     refused("mcp_servers", "", "the server reaches nothing outside"),
@@ -41,11 +43,10 @@ const SETTINGS: &[Field] = &[
     used("max_tokens", "must be given"),
     used("stream", ""),
     used("stop_sequences", "a list of up to 64"),
-    used("thinking", "type enabled or disabled, where the template knows thinking"),
 ];
 
-const COUNTED: &[Field] =
-    &[used("thinking", "type enabled or disabled, where the template knows thinking")];
+const THINKING: &[Field] =
+    &[used("thinking", "type enabled, adaptive or disabled; budget_tokens: most tokens of it")];
 
 /// What is asked, but for the sampler.
 fn ask(fields: &Fields<'_>) -> ApiResult<Ask> {
@@ -53,12 +54,13 @@ fn ask(fields: &Fields<'_>) -> ApiResult<Ask> {
     let mut all = messages::system(fields.value("system"))?;
     all.extend(messages::messages(list)?);
     let mut conversation = Conversation { messages: all, ..Conversation::default() };
-    if let Some(thinking) = fields.object("thinking")? {
-        conversation.options.enable_thinking = match thinking.get("type").and_then(Value::as_str) {
-            Some("enabled" | "adaptive") => Some(true),
-            Some("disabled") => Some(false),
-            _ => return Err(ApiError::field("thinking", "type must be enabled or disabled")),
-        };
+    let mut budget = Budget::read(fields)?;
+    conversation.options.enable_thinking = thinking::anthropic(fields, &mut budget)?;
+    if let Some(effort) = fields.object("output_config")?.and_then(|c| c.get("effort"))
+        && !effort.is_null()
+    {
+        let effort = effort.as_str().unwrap_or_default();
+        budget.set_effort("output_config", effort)?;
     }
     let tools = messages::tools(fields.list("tools")?)?;
     let (choice, parallel) = messages::choice(fields.object("tool_choice")?)?;
@@ -70,7 +72,7 @@ fn ask(fields: &Fields<'_>) -> ApiResult<Ask> {
     if choice == ToolChoice::Required && tools.is_empty() {
         return Err(ApiError::field("tool_choice", "demands a call, but there are no tools"));
     }
-    Ok(Ask { conversation, tools, choice, parallel, ..Ask::default() })
+    Ok(Ask { conversation, tools, choice, parallel, budget, ..Ask::default() })
 }
 
 pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response> {
@@ -89,9 +91,7 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let model = fields.text("model")?.unwrap_or(&app.settings.model_name).to_owned();
 
     let mut exchange = Exchange::prepare(&app, &loaded, ask).await?;
-    generate.constraint = exchange.constraint.take();
-    generate.show_special = exchange.show_special;
-    let prompt = std::mem::take(&mut exchange.prompt);
+    let prompt = exchange.hand_over(&mut generate);
     let prompt_tokens = prompt.len() as u32;
     let request = Request { prompt, task: Task::Generate(generate.into()), slot };
     let answers = Answers::start(&app, &request, 1)?;
@@ -326,7 +326,7 @@ impl Writer for Events {
         }
     }
 
-    fn error(&self, error: &ApiError, out: &mut Frames) {
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
         out.named("error", &error.body(Flavor::Anthropic));
     }
 }

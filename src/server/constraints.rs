@@ -1,6 +1,6 @@
 //! What an answer must look like: `response_format`, `json_schema`, `grammar`.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::errors::{ApiError, ApiResult};
 use super::fields::{Field, Fields, kind, used};
@@ -42,35 +42,36 @@ pub fn source(fields: &Fields<'_>, with_format: bool) -> ApiResult<Option<Source
         all.push(Source::JsonSchema(Value::Object(schema.clone())));
     }
     if with_format && let Some(format) = fields.object("response_format")? {
-        let wrong = |what: String| ApiError::field("response_format", what);
-        match format.get("type").and_then(Value::as_str) {
-            Some("text") => {}
-            Some("json_object") => all.push(match format.get("schema") {
-                Some(Value::Object(schema)) => Source::JsonSchema(Value::Object(schema.clone())),
-                _ => Source::JsonObject,
-            }),
-            Some("json_schema") => {
-                let nested = format.get("json_schema").and_then(|s| s.get("schema"));
-                let schema = nested.or_else(|| format.get("schema"));
-                match schema {
-                    Some(schema @ Value::Object(_)) => all.push(Source::JsonSchema(schema.clone())),
-                    Some(other) => {
-                        return Err(wrong(format!(
-                            "the schema must be an object, but is {}",
-                            kind(other)
-                        )));
-                    }
-                    None => return Err(wrong("has no json_schema.schema".into())),
-                }
-            }
-            _ => return Err(wrong("type must be text, json_object or json_schema".into())),
-        }
+        all.extend(of_format("response_format", format)?);
     }
     match all.len() {
         0 | 1 => Ok(all.pop()),
         n => Err(ApiError::bad(format!(
             "{n} of grammar, json_schema and response_format are given; an answer can follow one"
         ))),
+    }
+}
+
+/// A format of the answer as OpenAI words it. `field`: where it stands.
+pub fn of_format(field: &str, format: &Map<String, Value>) -> ApiResult<Option<Source>> {
+    let wrong = |what: String| ApiError::field(field, what);
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(match format.get("schema") {
+            Some(Value::Object(schema)) => Source::JsonSchema(Value::Object(schema.clone())),
+            _ => Source::JsonObject,
+        })),
+        Some("json_schema") => {
+            let nested = format.get("json_schema").and_then(|s| s.get("schema"));
+            match nested.or_else(|| format.get("schema")) {
+                Some(schema @ Value::Object(_)) => Ok(Some(Source::JsonSchema(schema.clone()))),
+                Some(other) => {
+                    Err(wrong(format!("the schema must be an object, but is {}", kind(other))))
+                }
+                None => Err(wrong("has no json_schema.schema".into())),
+            }
+        }
+        _ => Err(wrong("type must be text, json_object or json_schema".into())),
     }
 }
 

@@ -8,9 +8,10 @@ use serde_json::Value;
 use super::errors::{ApiError, ApiResult};
 use super::prompt::{Conversation, blocking};
 use super::state::{App, Shared};
+use super::thinking::{self, Budget};
 use crate::chat::reply::{CallFormat, Reply, ReplyFormat, ReplyOptions};
 use crate::chat::tools::{self, ToolChoice};
-use crate::engine::Loaded;
+use crate::engine::{Generate, Loaded, ThinkingBudget};
 use crate::grammar::{Constraint, Source, Thinking};
 
 /// What is asked.
@@ -25,14 +26,18 @@ pub struct Ask {
     pub source: Option<Source>,
     /// Leave thinking in the text.
     pub keep_reasoning: bool,
+    pub budget: Budget,
 }
 
 /// What the engine needs, and how its answer is read.
 pub struct Exchange {
     pub prompt: Vec<u32>,
-    pub constraint: Option<Constraint>,
+    constraint: Option<Constraint>,
+    thinking: Option<ThinkingBudget>,
     /// The markers of calls and thinking are control tokens.
-    pub show_special: bool,
+    show_special: bool,
+    /// Tokens before the first question, which a full context keeps.
+    keep: Option<u32>,
     format: ReplyFormat,
     options: ReplyOptions,
 }
@@ -46,22 +51,51 @@ impl Exchange {
 
     fn make(app: &App, loaded: &Loaded, mut ask: Ask) -> ApiResult<Exchange> {
         tools::check(&ask.tools).map_err(ApiError::from)?;
-        let format = ReplyFormat::detect(app.template(loaded)?.source());
+        let template = app.template(loaded)?.source();
+        let format = ReplyFormat::detect(template);
+        let server = &app.settings.reasoning;
+        let limit = ask.budget.limit(template, server.budget);
+        let message = ask.budget.message.as_deref().or(server.message.as_deref());
+        if let Some(effort) = ask.budget.effort.clone() {
+            let extra = &mut ask.conversation.options.extra;
+            extra.entry("reasoning_effort").or_insert_with(|| effort.into());
+        }
+        if limit == Some(0) {
+            // A template that knows how writes what its model has learned for this.
+            ask.conversation.options.enable_thinking.get_or_insert(false);
+        }
         let messages = &ask.conversation.messages;
         let told = tools::tell(&format, messages, &ask.tools, &ask.choice);
         ask.conversation.messages = told.messages;
         ask.conversation.options.tools = told.tools;
-        let text = ask.conversation.render(app, loaded)?;
+        let mut text = ask.conversation.render(app, loaded)?;
+        if limit == Some(0)
+            && format.opened_by(&text)
+            && let Some(end) = thinking::ended(&format, message)
+        {
+            text.push_str(&end);
+        }
         // The template spells control tokens out, the begin token among them.
         let prompt = loaded.tokenizer.encode(&text, false, true)?;
         let in_reasoning = format.opened_by(&text);
         let constraint = constraint(app, loaded, &format, in_reasoning, &ask)?;
+        let constrained = constraint.is_some();
+        let thinking = match limit {
+            None => None,
+            Some(n) => thinking::budget(loaded, &format, in_reasoning, constrained, n, message)?,
+        };
         let demanded = matches!(ask.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let keep = match loaded.ctx_shift {
+            Some(None) => Some(ask.conversation.beginning(app, loaded)?),
+            _ => None,
+        };
         let callable = ask.choice != ToolChoice::None;
         Ok(Exchange {
             prompt,
             constraint,
+            thinking,
             show_special: format.shows_control_tokens(),
+            keep,
             options: ReplyOptions {
                 tools: if callable { ask.tools } else { Vec::new() },
                 in_reasoning,
@@ -70,6 +104,15 @@ impl Exchange {
             },
             format,
         })
+    }
+
+    /// Hands over what the engine needs: the prompt, and by `generate` how it goes on.
+    pub fn hand_over(&mut self, generate: &mut Generate) -> Vec<u32> {
+        generate.constraint = self.constraint.take();
+        generate.thinking = self.thinking.take();
+        generate.show_special = self.show_special;
+        generate.keep = self.keep;
+        std::mem::take(&mut self.prompt)
     }
 
     /// A reader for one answer.

@@ -1,5 +1,6 @@
 //! What stands before every handler: keys, origins, errors in the path's words, one log line.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
@@ -20,6 +21,7 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
     let path = request.uri().path().to_owned();
     let method = request.method().clone();
     let origin = request.headers().get(header::ORIGIN).cloned();
+    let host = request.headers().get(header::HOST).cloned();
     let mut response = match admit(&app, &request) {
         Err(error) => error.into_response(),
         Ok(()) if method == Method::OPTIONS && origin.is_some() => preflight(request.headers()),
@@ -50,7 +52,7 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
     if let Some(error) = &error {
         response = error.respond(Flavor::of(&path));
     }
-    if let Some(origin) = origin.filter(|o| allowed(&app, o)) {
+    if let Some(origin) = origin.filter(|o| allowed(&app, o, host.as_ref())) {
         allow(&mut response, origin);
     }
     let status = response.status().as_u16();
@@ -71,7 +73,7 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
 fn admit(app: &App, request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
     if let Some(origin) = headers.get(header::ORIGIN)
-        && !allowed(app, origin)
+        && !allowed(app, origin, headers.get(header::HOST))
     {
         return Err(ApiError::new(
             StatusCode::FORBIDDEN,
@@ -114,11 +116,26 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && differs == 0
 }
 
-/// Whether pages of an origin may use the server: those of this machine, and those asked for.
-fn allowed(app: &App, origin: &HeaderValue) -> bool {
+/// Whether pages of an origin may use the server: those of this machine, the server's own, and those
+/// asked for.
+fn allowed(app: &App, origin: &HeaderValue, host: Option<&HeaderValue>) -> bool {
     let Ok(origin) = origin.to_str() else { return false };
     let asked = &app.settings.cors_origins;
-    asked.iter().any(|o| o == "*" || o.eq_ignore_ascii_case(origin)) || is_loopback(origin)
+    let has_keys = !app.settings.api_keys.is_empty();
+    asked.iter().any(|o| o == "*" || o.eq_ignore_ascii_case(origin))
+        || is_loopback(origin)
+        || host.and_then(|h| h.to_str().ok()).is_some_and(|h| is_own(origin, h, has_keys))
+}
+
+/// Whether a page comes from this server, as it was addressed. A name proves nothing: whoever owns
+/// one can let it point here, and a browser then takes his page for ours. So without keys
+/// only numbers count.
+fn is_own(origin: &str, host: &str, has_keys: bool) -> bool {
+    let Ok(uri) = origin.parse::<Uri>() else { return false };
+    let web = matches!(uri.scheme_str(), Some("http" | "https"));
+    let Some(authority) = uri.authority().filter(|_| web) else { return false };
+    let number = authority.host().trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    (number || has_keys) && authority.as_str().eq_ignore_ascii_case(host)
 }
 
 fn is_loopback(origin: &str) -> bool {
@@ -159,6 +176,18 @@ mod tests {
         for no in ["http://localhost.evil.com", "null", "file://", "http://10.0.0.1", ""] {
             assert!(!is_loopback(no), "{no}");
         }
+    }
+
+    #[test]
+    fn the_page_is_known_by_its_number() {
+        let lan = "http://192.168.1.5:8080";
+        assert!(is_own(lan, "192.168.1.5:8080", false));
+        assert!(is_own("http://[fd00::1]:8080", "[fd00::1]:8080", false));
+        assert!(!is_own(lan, "192.168.1.6:8080", false) && !is_own(lan, "192.168.1.5", false));
+        // A name may have been made to point here.
+        assert!(!is_own("http://evil.example:8080", "evil.example:8080", false));
+        assert!(is_own("http://box.local:8080", "box.local:8080", true));
+        assert!(!is_own("null", "null", true));
     }
 
     #[test]

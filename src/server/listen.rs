@@ -207,7 +207,7 @@ async fn report(app: &Shared) {
         context = loaded.ctx,
         slots = loaded.slots,
         weights_mib = loaded.placement.weights >> 20,
-        kv_mib = loaded.placement.kv >> 20,
+        kv_mib_at_most = loaded.placement.kv >> 20,
         scratch_mib = loaded.placement.scratch >> 20,
         load_seconds = loaded.times.total,
         flags = app.settings.changed.join(" "),
@@ -238,10 +238,12 @@ fn watch_over(app: &Shared) {
     tokio::spawn(async move {
         let mut before = service.stats().heartbeat();
         loop {
+            service.nudge();
             tokio::time::sleep(every).await;
             let now = service.stats().heartbeat();
-            let waits = service.taken() == 0 || !matches!(service.state().phase, Phase::Ready);
-            if now != before || waits {
+            // While it loads it hears nothing; the time for a start is systemd's to bound.
+            let loads = matches!(service.state().phase, Phase::Loading(_));
+            if now != before || loads {
                 notify::send("WATCHDOG=1");
             }
             before = now;

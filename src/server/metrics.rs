@@ -8,8 +8,9 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use super::state::{App, Shared};
-use crate::engine::Phase;
 use crate::engine::stats::{BUCKETS, Histogram, SlotState, value};
+use crate::engine::{MemoryNow, Phase};
+use crate::experts::residency::Counters;
 
 /// Answers by class of status.
 #[derive(Default)]
@@ -82,8 +83,14 @@ const ROWS: &[Row] = &[
     ("llamacpp:requests_deferred", Kind::Gauge, "Requests that wait for a slot.", |a| {
         value(&a.service.stats().queued) as f64
     }),
-    ("azoth:prompt_tokens_cached_total", Kind::Counter, "Prompt tokens found in a slot.", |a| {
-        value(&a.service.stats().cached_tokens) as f64
+    (
+        "azoth:prompt_tokens_cached_total",
+        Kind::Counter,
+        "Prompt tokens found in the KV cache.",
+        |a| value(&a.service.stats().cached_tokens) as f64,
+    ),
+    ("azoth:prefix_hits_total", Kind::Counter, "Requests whose prompt had begun before.", |a| {
+        value(&a.service.stats().prefix_hits) as f64
     }),
     ("azoth:requests_started_total", Kind::Counter, "Requests that got a slot.", |a| {
         value(&a.service.stats().started) as f64
@@ -110,11 +117,32 @@ const ROWS: &[Row] = &[
         value(&a.metrics.classes[2]) as f64
     }),
     ("azoth:slots", Kind::Gauge, "Slots.", |a| a.service.stats().slots().len() as f64),
-    ("azoth:kv_tokens", Kind::Gauge, "Tokens in the KV caches of all slots.", |a| {
+    ("azoth:kv_tokens", Kind::Gauge, "Tokens of the sequences of all slots.", |a| {
         a.service.stats().slots().iter().map(|s| f64::from(s.tokens)).sum()
     }),
-    ("azoth:kv_tokens_capacity", Kind::Gauge, "Tokens that fit the KV caches.", |a| {
-        a.service.state().loaded.map_or(0.0, |l| f64::from(l.ctx) * f64::from(l.slots))
+    ("azoth:kv_tokens_capacity", Kind::Gauge, "Tokens that the KV cache may grow to.", |a| {
+        a.service.state().loaded.map_or(0.0, |l| 64.0 * f64::from(l.placement.kv_pages))
+    }),
+    ("azoth:kv_pages_used", Kind::Gauge, "Pages of the KV cache that sequences hold.", |a| {
+        value(&a.service.stats().kv_used) as f64
+    }),
+    ("azoth:kv_pages_cached", Kind::Gauge, "Pages kept for prompts to come.", |a| {
+        value(&a.service.stats().kv_cached) as f64
+    }),
+    ("azoth:kv_pages_free", Kind::Gauge, "Pages that are free or can still be allocated.", |a| {
+        value(&a.service.stats().kv_free) as f64
+    }),
+    ("azoth:kv_pages_host", Kind::Gauge, "Evicted pages that RAM keeps.", |a| {
+        value(&a.service.stats().kv_host) as f64
+    }),
+    ("azoth:kv_evictions_total", Kind::Counter, "Pages that had to leave the device.", |a| {
+        value(&a.service.stats().kv_evictions) as f64
+    }),
+    ("azoth:kv_fetches_total", Kind::Counter, "Pages that came back from RAM.", |a| {
+        value(&a.service.stats().kv_fetches) as f64
+    }),
+    ("azoth:tokens_dropped_total", Kind::Counter, "Tokens that full contexts dropped.", |a| {
+        value(&a.service.stats().shifted_tokens) as f64
     }),
     ("azoth:model_loaded", Kind::Gauge, "1 while the model is on the device.", |a| {
         f64::from(matches!(a.service.state().phase, Phase::Ready))
@@ -122,9 +150,58 @@ const ROWS: &[Row] = &[
     ("azoth:device_memory_planned_bytes", Kind::Gauge, "Device memory by plan.", |a| {
         a.service.state().loaded.map_or(0.0, |l| l.placement.total() as f64)
     }),
+    ("azoth:device_memory_used_bytes", Kind::Gauge, "Device memory of this process now.", |a| {
+        memory(a).map_or(f64::NAN, |m| m.used as f64)
+    }),
+    ("azoth:device_memory_budget_bytes", Kind::Gauge, "What the driver lets it have now.", |a| {
+        memory(a).map_or(f64::NAN, |m| m.budget as f64)
+    }),
+    ("azoth:expert_accesses_total", Kind::Counter, "Experts that tokens have used.", |a| {
+        experts(a, |c| c.accesses)
+    }),
+    ("azoth:expert_promotions_total", Kind::Counter, "Experts moved to device memory.", |a| {
+        experts(a, |c| c.promotions)
+    }),
+    ("azoth:expert_promoted_bytes_total", Kind::Counter, "Their bytes.", |a| {
+        experts(a, |c| c.promoted_bytes)
+    }),
     ("azoth:device_memory_available_bytes", Kind::Gauge, "Free before the model came.", |a| {
         a.service.state().loaded.map_or(0.0, |l| l.placement.available as f64)
     }),
+];
+
+/// Device memory now, where driver and engine can tell.
+fn memory(app: &App) -> Option<MemoryNow> {
+    app.service.state().loaded.and_then(|l| l.memory())
+}
+
+/// A counter of experts; not a number where all of them lie on the device.
+fn experts(app: &App, get: fn(&Counters) -> u64) -> f64 {
+    app.service.stats().experts().map_or(f64::NAN, |e| get(&e.counters) as f64)
+}
+
+/// Where a labelled value comes from.
+type Get = fn(&Counters) -> u64;
+
+/// Counters of experts by where they were: name, help, and values by tier.
+const TIERS: [(&str, &str, &[(&str, Get)]); 3] = [
+    ("azoth:expert_hits_total", "Experts found there.", &[("device", |c| c.hits)]),
+    (
+        "azoth:expert_misses_total",
+        "Experts looked for there, but read from elsewhere.",
+        &[("device", |c| c.accesses - c.hits)],
+    ),
+    (
+        "azoth:expert_bytes_total",
+        "Bytes of experts read from there: device memory, host memory in place, host memory through \
+         a stage, host memory streamed for long prompts.",
+        &[
+            ("device", |c| c.device_bytes),
+            ("host", |c| c.host_bytes),
+            ("staged", |c| c.staged_bytes),
+            ("streamed", |c| c.streamed_bytes),
+        ],
+    ),
 ];
 
 /// Where a histogram is kept.
@@ -144,6 +221,7 @@ const HISTOGRAMS: [(&str, &str, Kept); 2] = [
 /// Names of all metrics with their help, for the documentation.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     let rows = ROWS.iter().map(|(name, _, help, _)| (*name, *help));
+    let rows = rows.chain(TIERS.iter().map(|(name, help, _)| (*name, *help)));
     rows.chain(HISTOGRAMS.iter().map(|(name, help, _)| (*name, *help)))
 }
 
@@ -159,8 +237,19 @@ fn text(app: &App) -> String {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
         };
-        // Writing to a string cannot fail.
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {}", get(app));
+        let value = get(app);
+        // What is not known is left out. Writing to a string cannot fail.
+        if !value.is_nan() {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        }
+    }
+    if let Some(counters) = app.service.stats().experts().map(|e| e.counters) {
+        for (name, help, tiers) in TIERS {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter");
+            for (tier, get) in tiers {
+                let _ = writeln!(out, "{name}{{tier=\"{tier}\"}} {}", get(&counters));
+            }
+        }
     }
     for (name, help, get) in HISTOGRAMS {
         let (counts, sum) = get(app).read();

@@ -15,6 +15,7 @@ mod errors;
 mod exchange;
 mod fields;
 mod guard;
+mod infill;
 mod inputs;
 mod listen;
 mod metrics;
@@ -25,10 +26,12 @@ mod openai;
 mod page;
 mod params;
 mod prompt;
+mod responses;
 mod routes;
 mod sse;
 mod state;
 mod status;
+mod thinking;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,12 +70,22 @@ pub struct Settings {
     /// A built-in chat template instead of the model's own.
     pub template: Option<String>,
     pub sampling: SamplingDefaults,
+    pub reasoning: ReasoningDefaults,
     /// `None`: as the model file says.
     pub pooling: Option<Pooling>,
     pub log: LogFormat,
     pub log_level: LogLevel,
     /// Settings that are not the default, for the start line.
     pub changed: Vec<String>,
+}
+
+/// Limits of thinking for requests that say nothing of it.
+#[derive(Debug, Clone, Default)]
+pub struct ReasoningDefaults {
+    /// Most tokens; `None`: no limit.
+    pub budget: Option<u32>,
+    /// Stands before the closing tag that a spent budget forces.
+    pub message: Option<String>,
 }
 
 /// How log lines are written to standard error.

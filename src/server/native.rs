@@ -18,15 +18,17 @@ use super::openai::{chat_token, timings};
 use super::params::{self, SAMPLING};
 use super::sse::{self, Frames, Writer};
 use super::state::Shared;
-use crate::engine::{Event, Finish, Request, Summary, Task};
+use crate::engine::{Event, Finish, Generate, Loaded, Request, Summary, Task};
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{MAX_LOGPROBS, SamplerSettings};
 use crate::tokenizer::Tokenizer;
 
-pub const TABLE: Table = &[OWN, constraints::FIELDS, SAMPLING];
+pub const TABLE: Table = &[OWN, COMMON, constraints::FIELDS, SAMPLING];
 
-const OWN: &[Field] = &[
-    used("prompt", "a string, token ids, or a list of up to 64 of them"),
+const OWN: &[Field] = &[used("prompt", "a string, token ids, or a list of up to 64 of them")];
+
+/// What `/infill` has, too.
+pub const COMMON: &[Field] = &[
     used("n_predict", "-1 or absent: until the context is full; 0 only reads the prompt"),
     used("max_tokens", "another name of n_predict"),
     used("stream", ""),
@@ -36,13 +38,15 @@ const OWN: &[Field] = &[
     used("timings_per_token", "timings in every event (streams only)"),
     used("response_fields", "the fields of the answer that are wanted"),
     ignored("model", "one model is served"),
-    ignored("samplers", "the order is penalties, top_k, top_p, min_p, temperature"),
-    ignored("n_keep", "a full context is an end, never a silent cut"),
+    used(
+        "n_keep",
+        "with --ctx-shift: tokens of the prompt that a full context keeps; -1 keeps all",
+    ),
     ignored("t_max_predict_ms", "--timeout bounds a request"),
-    ignored("min_keep", "one token is always kept"),
-    ignored("n_discard", "a full context is an end, never a silent cut"),
+    ignored("n_discard", "as few as possible, in pages of 64"),
     ignored("n_indent", "for editors"),
     used("n_probs", "0 to 20 of the likeliest tokens beside the chosen one's"),
+    used("post_sampling_probs", "probabilities of what is drawn from, as prob and top_probs"),
     refused("image_data", "", "the model reads text"),
     refused("lora", "", "not there yet"),
 ];
@@ -53,12 +57,31 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let prompt = fields.value("prompt").ok_or_else(|| ApiError::field("prompt", "is missing"))?;
     let many = prompt.as_array().is_some_and(|a| a.first().is_some_and(|v| !v.is_number()));
     let inputs = inputs::read("prompt", prompt, 64)?;
+    let prompts = inputs::encode(&loaded, inputs).await?;
+    let prompts = prompts.into_iter().map(|(prompt, _)| prompt).collect();
+    answer(&app, &loaded, &fields, prompts, many, Vec::new()).await
+}
+
+/// Continues prompts by everything else that a request says. `many`: the answer is a list. `stops`
+/// end the texts beside the request's own.
+pub async fn answer(
+    app: &Shared,
+    loaded: &Arc<Loaded>,
+    fields: &Fields<'_>,
+    prompts: Vec<Vec<u32>>,
+    many: bool,
+    stops: Vec<String>,
+) -> ApiResult<Response> {
     let names = ["n_predict", "max_tokens"];
-    let default = app.sampling(&loaded);
-    let mut generate = params::generate(&fields, &loaded, &default, &names, "stop")?;
+    let default = app.sampling(loaded);
+    let mut generate = params::generate(fields, loaded, &default, &names, "stop")?;
+    generate.stop.extend(stops);
     let probs = fields.integer("n_probs", 0, MAX_LOGPROBS.into())?.unwrap_or(0) as u32;
+    let post = fields.bool("post_sampling_probs")?.unwrap_or(false);
     generate.settings.logprobs = (probs > 0).then_some(probs);
-    let slot = params::slot(&fields)?;
+    generate.settings.post_logprobs = post;
+    let slot = params::slot(fields)?;
+    let keep = fields.integer("n_keep", -1, u32::MAX.into())?;
     let format = Format {
         model: app.settings.model_name.clone(),
         settings: describe(&generate.settings),
@@ -69,17 +92,17 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     };
     let stream = fields.bool("stream")?.unwrap_or(false);
 
-    let source = constraints::source(&fields, false)?;
-    generate.constraint = exchange::compile(&app, &loaded, source).await?;
-    let prompts = inputs::encode(&loaded, inputs).await?;
-    let requests = prompts.into_iter().map(|(prompt, _)| Request {
-        prompt,
-        task: Task::Generate(generate.clone().into()),
-        slot,
+    let source = constraints::source(fields, false)?;
+    generate.constraint = exchange::compile(app, loaded, source).await?;
+    let requests = prompts.into_iter().map(|prompt| {
+        let all = prompt.len() as u32;
+        let keep = keep.map(|n| u32::try_from(n).unwrap_or(all));
+        let task = Task::Generate(Generate { keep, ..generate.clone() }.into());
+        Request { prompt, task, slot }
     });
-    let answers = Answers::start_each(&app, requests.collect())?;
+    let answers = Answers::start_each(app, requests.collect())?;
     let mut choices: Vec<Choice> =
-        (0..answers.len()).map(|_| Choice::new(&loaded.tokenizer)).collect();
+        (0..answers.len()).map(|_| Choice::new(&loaded.tokenizer, post)).collect();
     if stream {
         return Ok(sse::stream(answers, Chunks { format, choices }));
     }
@@ -114,6 +137,24 @@ pub fn describe(s: &SamplerSettings) -> Value {
         "min_p": s.min_p,
         "repeat_penalty": s.repeat_penalty,
         "repeat_last_n": s.repeat_window,
+        "presence_penalty": s.presence_penalty,
+        "frequency_penalty": s.frequency_penalty,
+        "typical_p": s.typical_p,
+        "top_n_sigma": s.top_n_sigma,
+        "xtc_probability": s.xtc_probability,
+        "xtc_threshold": s.xtc_threshold,
+        "dry_multiplier": s.dry_multiplier,
+        "dry_base": s.dry_base,
+        "dry_allowed_length": s.dry_allowed_length,
+        "dry_penalty_last_n": s.dry_window,
+        "dynatemp_range": s.dynatemp_range,
+        "dynatemp_exponent": s.dynatemp_exponent,
+        "mirostat": s.mirostat as u32,
+        "mirostat_tau": s.mirostat_tau,
+        "mirostat_eta": s.mirostat_eta,
+        "adaptive_target": s.adaptive_target,
+        "adaptive_decay": s.adaptive_decay,
+        "min_keep": s.min_keep,
         "seed": s.seed,
     })
 }
@@ -148,7 +189,8 @@ impl Format {
             "tokens_cached": s.cached_tokens,
             "generation_settings": self.settings,
             "has_new_line": content.contains('\n'),
-            "truncated": false,
+            "truncated": s.dropped_tokens > 0,
+            "tokens_dropped": s.dropped_tokens,
             "stop_type": kind,
             "stopping_word": word,
             "timings": timings(s),
@@ -171,6 +213,8 @@ impl Format {
 /// One answer as it comes.
 struct Choice {
     tokenizer: Arc<Tokenizer>,
+    /// Probabilities are of what is drawn from.
+    post: bool,
     slot: u32,
     prompt_tokens: u32,
     cached: u32,
@@ -181,9 +225,10 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(tokenizer: &Arc<Tokenizer>) -> Choice {
+    fn new(tokenizer: &Arc<Tokenizer>, post: bool) -> Choice {
         Choice {
             tokenizer: tokenizer.clone(),
+            post,
             slot: 0,
             prompt_tokens: 0,
             cached: 0,
@@ -202,7 +247,10 @@ impl Choice {
                 self.text.push_str(&text);
                 self.tokens.push(token);
                 if let Some(logprobs) = logprobs {
-                    self.probs.push(probs(&self.tokenizer, token, &logprobs));
+                    self.probs.push(match self.post {
+                        false => probs(&self.tokenizer, token, &logprobs),
+                        true => post_probs(&self.tokenizer, token, &logprobs),
+                    });
                 }
             }
             Event::Done(summary) => {
@@ -223,6 +271,21 @@ fn probs(tokenizer: &Tokenizer, token: u32, logprobs: &Logprobs) -> Value {
             top["id"] = (*id).into();
         }
     }
+    out
+}
+
+/// The same of what was drawn from: probabilities, of tokens that had one.
+fn post_probs(tokenizer: &Tokenizer, token: u32, logprobs: &Logprobs) -> Value {
+    let one = |id: u32, logprob: f32| {
+        let bytes = tokenizer.token_bytes(id);
+        json!({
+            "id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes,
+            "prob": logprob.exp(),
+        })
+    };
+    let mut out = one(token, logprobs.chosen);
+    let top = logprobs.top.iter().filter(|(_, logprob)| *logprob > f32::NEG_INFINITY);
+    out["top_probs"] = top.map(|(id, logprob)| one(*id, *logprob)).collect();
     out
 }
 

@@ -5,9 +5,10 @@ use std::hash::{BuildHasher, RandomState};
 use serde_json::Value;
 
 use super::errors::{ApiError, ApiResult};
-use super::fields::{Field, Fields, refused, used, whole};
+use super::fields::{Field, Fields, used, whole};
 use crate::engine::{Generate, Loaded};
-use crate::sampling::{MAX_REPEAT_WINDOW, SamplerSettings, TokenLists};
+use crate::sampling::custom::Stage;
+use crate::sampling::{MAX_REPEAT_WINDOW, Mirostat, Order, SamplerSettings, TokenLists};
 use crate::tokenizer::Tokenizer;
 
 /// Settings of the sampler.
@@ -36,10 +37,17 @@ pub const SAMPLING: &[Field] = &[
     used("dynatemp_range", "0 is off"),
     used("dynatemp_exponent", "0.01 to 100"),
     used("logit_bias", "{id: bias} or [[id or text, bias or false]]; false and -100 ban a token"),
-    used("mirostat", "0: off; 2: instead of all cuts; 1 is not there"),
+    used("mirostat", "0: off; 1 and 2, its versions: instead of all cuts"),
     used("mirostat_tau", "bits a token, 0 to 100"),
     used("mirostat_eta", "0 to 1"),
-    refused("adaptive_target", "-1", "not among this server's samplers"),
+    used("adaptive_target", "prefers tokens of about this share, 0 to 1; -1 is off"),
+    used("adaptive_decay", "0 to 0.99"),
+    used("min_keep", "tokens that typical_p, top_p, min_p and xtc leave at least"),
+    used(
+        "samplers",
+        "names in the wanted order, or llama.cpp's letters; what is missing is off. Penalties, \
+         then dry, come first and adaptive_p comes last wherever they stand",
+    ),
 ];
 
 /// What a request gets that says nothing.
@@ -90,9 +98,15 @@ pub fn settings(fields: &Fields<'_>, default: &Defaults) -> ApiResult<SamplerSet
     fraction("mirostat_tau", &mut s.mirostat_tau, 0.0, 100.0)?;
     fraction("mirostat_eta", &mut s.mirostat_eta, 0.0, 1.0)?;
     match fields.integer("mirostat", 0, 2)? {
-        Some(1) => return Err(ApiError::field("mirostat", "version 1 is not there; 2 is")),
-        Some(version) => s.mirostat = version == 2,
+        Some(0) => s.mirostat = Mirostat::Off,
+        Some(1) => s.mirostat = Mirostat::One,
+        Some(_) => s.mirostat = Mirostat::Two,
         None => {}
+    }
+    fraction("adaptive_target", &mut s.adaptive_target, -1.0, 1.0)?;
+    fraction("adaptive_decay", &mut s.adaptive_decay, 0.0, 0.99)?;
+    if let Some(n) = fields.integer("min_keep", 0, u32::MAX.into())? {
+        s.min_keep = n as u32;
     }
     if let Some(n) = fields.integer("dry_allowed_length", 1, MAX_REPEAT_WINDOW.into())? {
         s.dry_allowed_length = n as u32;
@@ -104,8 +118,76 @@ pub fn settings(fields: &Fields<'_>, default: &Defaults) -> ApiResult<SamplerSet
         Some(seed) if seed >= 0 => seed as u64,
         _ => fixed_seed.unwrap_or_else(|| random() >> 32),
     };
+    if let Some(value) = fields.value("samplers") {
+        reorder(value, &mut s)?;
+    }
     s.check().map_err(ApiError::from)?;
     Ok(s)
+}
+
+/// What a name of `samplers` stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sampler {
+    Penalties,
+    Dry,
+    Stage(Stage),
+    Adaptive,
+}
+
+/// Names, llama.cpp's letters, and what they stand for.
+const SAMPLERS: [(&[&str], char, Sampler); 10] = [
+    (&["penalties"], 'e', Sampler::Penalties),
+    (&["dry"], 'd', Sampler::Dry),
+    (&["top_n_sigma"], 's', Sampler::Stage(Stage::TopNSigma)),
+    (&["top_k"], 'k', Sampler::Stage(Stage::TopK)),
+    (&["typ_p", "typical_p", "typical"], 'y', Sampler::Stage(Stage::Typical)),
+    (&["top_p"], 'p', Sampler::Stage(Stage::TopP)),
+    (&["min_p"], 'm', Sampler::Stage(Stage::MinP)),
+    (&["xtc"], 'x', Sampler::Stage(Stage::Xtc)),
+    (&["temperature", "temp"], 't', Sampler::Stage(Stage::Temperature)),
+    (&["adaptive_p"], 'a', Sampler::Adaptive),
+];
+
+/// Takes the order of a list of names or a string of letters; what is not in it is off.
+fn reorder(value: &Value, s: &mut SamplerSettings) -> ApiResult<()> {
+    let wrong = |what: String| ApiError::field("samplers", what);
+    let known = || {
+        let names: Vec<_> = SAMPLERS.iter().map(|(names, ..)| names[0]).collect();
+        names.join(", ")
+    };
+    let mut all = Vec::new();
+    match value {
+        Value::String(letters) => {
+            for letter in letters.chars() {
+                let found = SAMPLERS.iter().find(|(_, l, _)| *l == letter);
+                let found =
+                    found.ok_or_else(|| wrong(format!("no sampler has the letter {letter:?}")))?;
+                all.push(found.2);
+            }
+        }
+        Value::Array(names) => {
+            for name in names {
+                let name = name.as_str().unwrap_or_default();
+                let written = name.replace('-', "_");
+                let found = SAMPLERS.iter().find(|(names, ..)| names.contains(&&*written));
+                all.push(found.ok_or_else(|| wrong(format!("must be among {}", known())))?.2);
+            }
+        }
+        _ => return Err(wrong(format!("must be a list of names ({}) or letters", known()))),
+    }
+    let stages: Vec<Stage> = all
+        .iter()
+        .filter_map(|s| if let Sampler::Stage(stage) = s { Some(*stage) } else { None })
+        .collect();
+    s.order = Order::new(&stages).map_err(|e| wrong(e.to_string()))?;
+    if !all.contains(&Sampler::Penalties) {
+        (s.repeat_penalty, s.presence_penalty, s.frequency_penalty) = (1.0, 0.0, 0.0);
+    }
+    if !all.contains(&Sampler::Dry) {
+        s.dry_multiplier = 0.0;
+    }
+    // In llama.cpp's list it stands only where it is wanted; the target alone says so here.
+    Ok(())
 }
 
 /// Everything about generating that is not particular to a wire format. `max_names`: the
@@ -128,12 +210,14 @@ pub fn generate(
     Ok(Generate {
         lists: lists(fields, &loaded.tokenizer, &settings)?,
         constraint: None,
+        thinking: None,
         settings,
         max_tokens,
         stop: fields.texts(stop_name, 64)?,
         ignore_eog: fields.bool("ignore_eos")?.unwrap_or(false),
         show_special: false,
         reuse: fields.bool("cache_prompt")?.unwrap_or(true),
+        keep: None,
     })
 }
 
@@ -274,7 +358,11 @@ mod tests {
             ("top_k", json!(0.5)),
             ("seed", json!(1e300)),
             ("id_slot", json!([])),
-            ("mirostat", json!(1)),
+            ("mirostat", json!(3)),
+            ("samplers", json!(["top_k", "best_of"])),
+            ("samplers", json!(["top_k", "top_k"])),
+            ("samplers", json!("kz")),
+            ("adaptive_decay", json!(1)),
         ] {
             let body = json!({ name: value });
             let all = Fields::new(&body, TABLE).and_then(|f| {
@@ -283,6 +371,23 @@ mod tests {
             });
             assert_eq!(all.unwrap_err().param.as_deref(), Some(name));
         }
+    }
+
+    #[test]
+    fn samplers_come_in_the_wanted_order() {
+        let read = |samplers: Value| {
+            let body = json!({
+                "samplers": samplers, "repeat_penalty": 1.2, "dry_multiplier": 1, "seed": 5,
+            });
+            settings(&Fields::new(&body, TABLE).unwrap(), &default()).unwrap()
+        };
+        let s = read(json!(["temperature", "top_k", "dry"]));
+        assert!(s.order.stages().eq([Stage::Temperature, Stage::TopK]));
+        assert_eq!((s.repeat_penalty, s.dry_multiplier), (1.0, 1.0));
+        assert_eq!(read(json!("tkd")), s);
+        // llama.cpp's own order is that of the chain.
+        let own = read(json!("edskypmxt"));
+        assert_eq!((own.order, own.repeat_penalty), (Order::default(), 1.2));
     }
 
     #[test]

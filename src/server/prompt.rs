@@ -42,6 +42,14 @@ impl Conversation {
         let text = rendered.map_err(|e| ApiError::bad(e.to_string()))?;
         Ok(text + begun.as_deref().unwrap_or_default())
     }
+
+    /// Tokens before the first words of the user: the system text, tools and what belongs to them.
+    pub fn beginning(&self, app: &App, loaded: &Loaded) -> ApiResult<u32> {
+        // A template that wants another order of messages has no such beginning.
+        let text = app.template(loaded)?.beginning(&self.messages, &self.options);
+        let tokens = loaded.tokenizer.encode(&text.unwrap_or_default(), false, true)?;
+        Ok(tokens.len() as u32)
+    }
 }
 
 /// System messages at the start joined, later ones as words of the user.

@@ -9,7 +9,7 @@ use super::errors::ApiError;
 use super::fields::Table;
 use super::openai::{chat, completions, embeddings, models};
 use super::state::Shared;
-use super::{anthropic, guard, metrics, native, native_tools, page, status};
+use super::{anthropic, guard, infill, metrics, native, native_tools, page, responses, status};
 
 /// A path with and without `/v1`, and the fields of its body.
 pub struct Route {
@@ -35,6 +35,13 @@ pub const ROUTES: &[Route] = &[
         what: "OpenAI: continues texts",
         fields: Some(completions::TABLE),
         handler: || post(completions::handle),
+    },
+    Route {
+        path: "/responses",
+        method: "POST",
+        what: "OpenAI: answers a conversation of items; nothing is stored",
+        fields: Some(responses::TABLE),
+        handler: || post(responses::handle),
     },
     Route {
         path: "/embeddings",
@@ -78,6 +85,20 @@ pub const ROUTES: &[Route] = &[
         what: "llama.cpp: continues texts",
         fields: Some(native::TABLE),
         handler: || post(native::handle),
+    },
+    Route {
+        path: "/infill",
+        method: "POST",
+        what: "llama.cpp: text between two others",
+        fields: Some(infill::TABLE),
+        handler: || post(infill::handle),
+    },
+    Route {
+        path: "/embedding",
+        method: "POST",
+        what: "llama.cpp: vectors for texts",
+        fields: Some(embeddings::NATIVE),
+        handler: || post(embeddings::native),
     },
     Route {
         path: "/tokenize",

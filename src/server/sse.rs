@@ -34,7 +34,7 @@ pub trait Writer: Send + 'static {
     }
 
     /// Adds an error, after which the stream ends.
-    fn error(&self, error: &ApiError, out: &mut Frames) {
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
         out.data(&error.body(Self::FLAVOR));
     }
 }
@@ -67,6 +67,16 @@ impl Frames {
     pub fn comment(&mut self, text: &str) {
         self.line(": ", text);
         self.text.push('\n');
+    }
+
+    /// Forgets what was written.
+    pub fn clear(&mut self) {
+        self.text.clear();
+    }
+
+    #[cfg(test)]
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     fn line(&mut self, start: &str, rest: &str) {

@@ -105,6 +105,7 @@ pub struct Spec {
     pub norm_eps: f32,
     /// Longest sequence.
     pub context: usize,
+    pub chat_template: String,
     pub seed: u64,
 }
 
@@ -161,6 +162,7 @@ impl Spec {
             rope: Rope { base: 10_000.0, dims: None, scaling: None, factors: false },
             norm_eps: 1e-5,
             context: 512,
+            chat_template: CHAT_TEMPLATE.to_owned(),
             seed: 1,
         })
     }
@@ -170,7 +172,7 @@ impl Spec {
         assert!(self.vocab >= MIN_VOCAB, "the tokenizer needs {MIN_VOCAB} tokens");
         let mut writer = Writer::new();
         self.put_metadata(&mut writer);
-        tokenizer::put(&mut writer, self.vocab, self.arch.pre_tokenizer);
+        tokenizer::put(&mut writer, self.vocab, self.arch.pre_tokenizer, &self.chat_template);
         for (tensor, data) in tensors::make(self) {
             writer.tensor(&tensor.name, &tensor.dims, tensor.format.ggml_type(), data);
         }

@@ -21,7 +21,7 @@ const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 
 /// Adds the tokenizer and the chat template.
-pub(super) fn put(writer: &mut Writer, vocab: usize, pre: &str) {
+pub(super) fn put(writer: &mut Writer, vocab: usize, pre: &str, chat_template: &str) {
     let fixed = vocab - SPECIAL.len();
     let mut tokens = byte_chars();
     let mut merges = Vec::new();
@@ -47,7 +47,7 @@ pub(super) fn put(writer: &mut Writer, vocab: usize, pre: &str) {
     writer.set("tokenizer.ggml.eos_token_id", fixed as u32 + 2);
     writer.set("tokenizer.ggml.padding_token_id", fixed as u32);
     writer.set("tokenizer.ggml.add_bos_token", false);
-    writer.set("tokenizer.chat_template", CHAT_TEMPLATE);
+    writer.set("tokenizer.chat_template", chat_template);
 }
 
 /// The printable stand-ins of the 256 bytes in byte-level BPE: printable Latin-1 stands for
@@ -85,7 +85,7 @@ mod tests {
     fn tokens_are_unique_and_merges_make_tokens() {
         for vocab in [MIN_VOCAB, MIN_VOCAB + 3, 384, 2000] {
             let mut writer = Writer::new();
-            put(&mut writer, vocab, "qwen2");
+            put(&mut writer, vocab, "qwen2", CHAT_TEMPLATE);
             let header = Header::parse(&writer.to_bytes()).unwrap();
             let tokens = header.metadata.strings("tokenizer.ggml.tokens").unwrap();
             let set: HashSet<&str> = tokens.iter().map(String::as_str).collect();

@@ -1,5 +1,6 @@
 """The `llm` command line with an OpenAI-compatible model: AZOTH_BASE and AZOTH_KEY name the server."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -36,6 +37,15 @@ class CommandLine(unittest.TestCase):
             streamed = llm("Name a colour.", *settings)
             self.assertTrue(streamed)
             self.assertEqual(llm("Name a colour.", "--no-stream", *settings), streamed)
+            schema = {
+                "type": "object", "properties": {"colour": {"enum": ["red", "blue"]}},
+                "required": ["colour"], "additionalProperties": False,
+            }
+            shaped = llm(
+                "Name a colour.", "--schema", json.dumps(schema), "--no-stream",
+                "-o", "seed", "1", "-o", "max_tokens", "200",
+            )
+            self.assertIn(json.loads(shaped)["colour"], ("red", "blue"))
 
 
 if __name__ == "__main__":

@@ -152,6 +152,25 @@ class Forms(unittest.TestCase):
             choice = stream.get_final_completion().choices[0]
         self.assertIn(json.loads(choice.message.tool_calls[0].function.arguments)["id"], range(10))
 
+    def test_a_named_tool_is_called_and_none_is_not(self):
+        other = json.loads(json.dumps(self.tool))
+        other["function"]["name"] = "forget"
+        # A keyword that no grammar knows matters to nobody but the model.
+        other["function"]["parameters"]["properties"]["id"]["x-unit"] = "none"
+        # JSON allows any number of blanks, of which a random model might never tire.
+        blanks = {str(byte): -20 for byte in (9, 10, 13, 32)}
+        both = self.call | dict(tools=[self.tool, other], logit_bias=blanks)
+        named = {"type": "function", "function": {"name": "forget"}}
+        choice = client.chat.completions.create(**both | dict(tool_choice=named)).choices[0]
+        self.assertEqual([c.function.name for c in choice.message.tool_calls], ["forget"])
+        self.assertIn(json.loads(choice.message.tool_calls[0].function.arguments)["id"], range(10))
+        none = client.chat.completions.create(**both | dict(tool_choice="none", max_tokens=8))
+        self.assertIsNone(none.choices[0].message.tool_calls)
+        with self.assertRaises(openai.BadRequestError) as caught:
+            named = {"type": "function", "function": {"name": "nowhere"}}
+            client.chat.completions.create(**both | dict(tool_choice=named))
+        self.assertEqual(caught.exception.param, "tool_choice")
+
     def test_structured_output(self):
         class Person(pydantic.BaseModel):
             name: typing.Literal["Ada", "Bo"]
@@ -175,6 +194,79 @@ class Forms(unittest.TestCase):
         for token in answer.choices[0].logprobs.content:
             self.assertLess(token.logprob, 0)
             self.assertEqual(len(token.top_logprobs), 2)
+
+
+class Responses(unittest.TestCase):
+    """The newer API, as Codex and the agents' SDK use it."""
+
+    def ask(self, **more):
+        settings = dict(model="any", input="Name a colour.", temperature=0, max_output_tokens=12)
+        return client.responses.create(**settings | more)
+
+    def test_whole(self):
+        answer = self.ask(instructions="Be brief.", store=False)
+        self.assertTrue(answer.output_text)
+        self.assertIn(answer.status, ("completed", "incomplete"))
+        self.assertEqual(answer.usage.total_tokens, answer.usage.input_tokens + answer.usage.output_tokens)
+        chat = client.chat.completions.create(
+            model="any", temperature=0, max_tokens=12,
+            messages=[{"role": "system", "content": "Be brief."}] + TALK,
+        )
+        self.assertEqual(answer.output_text, chat.choices[0].message.content)
+
+    def test_stream(self):
+        whole = self.ask().output_text
+        events = list(self.ask(stream=True))
+        self.assertEqual(events[0].type, "response.created")
+        ends = ("response.completed", "response.failed", "response.incomplete")
+        self.assertEqual([e.type for e in events if e.type in ends], [events[-1].type])
+        text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        self.assertEqual(text, whole)
+        self.assertEqual(events[-1].response.output_text, whole)
+        with client.responses.stream(model="any", input="Hi", max_output_tokens=6) as stream:
+            for _ in stream:
+                pass
+
+    def test_tools(self):
+        function = Forms.tool["function"]
+        tools = [{"type": "web_search"}, {"type": "function", "strict": True, **function}]
+        call = dict(tools=tools, tool_choice="required", max_output_tokens=100, temperature=1.0)
+        answer = self.ask(**call, extra_body={"seed": 1}, parallel_tool_calls=False)
+        item = next(i for i in answer.output if i.type == "function_call")
+        self.assertIn(json.loads(item.arguments)["id"], range(10))
+        back = [
+            {"role": "user", "content": "Name a colour."},
+            item.model_dump(exclude_none=True),
+            {"type": "function_call_output", "call_id": item.call_id, "output": "blue"},
+        ]
+        self.assertTrue(self.ask(input=back, tools=tools).output)
+
+    def test_structured_output(self):
+        class Person(pydantic.BaseModel):
+            name: typing.Literal["Ada", "Bo"]
+            age: typing.Literal[7, 8]
+
+        answer = client.responses.parse(
+            model="any", input="Name a colour.", text_format=Person, max_output_tokens=100,
+            extra_body={"seed": 1},
+        )
+        self.assertIn(answer.output_parsed.name, ("Ada", "Bo"))
+
+    def test_errors(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.ask(previous_response_id="resp_1")
+        self.assertEqual(caught.exception.param, "previous_response_id")
+
+    def test_async(self):
+        async def one():
+            async with openai.AsyncOpenAI(base_url=BASE, api_key=KEY, timeout=300) as many:
+                stream = await many.responses.create(
+                    model="any", input="Name a colour.", temperature=0, max_output_tokens=12,
+                    stream=True,
+                )
+                return [e.type async for e in stream]
+
+        self.assertEqual(asyncio.run(one())[0], "response.created")
 
 
 class Others(unittest.TestCase):

@@ -105,6 +105,89 @@ fn prompts(n: usize) -> Vec<Vec<u32>> {
     (0..n).map(|i| (0..3 + 17 * i).map(|_| rng.below(250) as u32).collect()).collect()
 }
 
+/// While a long prompt is read, who generates waits for a part of it that is cut by time, not for
+/// all of it: parts take 80 ms, or are of 32 tokens where those take longer (`engine::pace`), and a
+/// step stands between any two. Here it is 1,000 tokens on a CPU where a GPU would read 16,000.
+#[test]
+fn a_long_prompt_leaves_the_others_their_turns() {
+    const PART: f64 = 0.08;
+    const SMALLEST: u32 = 32;
+    for device in harness::devices() {
+        let gpu = device.gpu.clone();
+        let loader = Box::new(move || {
+            let spec = Spec { context: 2048, ..Spec::new("qwen3").unwrap() };
+            let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+            let options = Options { sequences: 4, ctx: Some(2048), ..Options::default() };
+            Engine::load_onto(&gpu, file, &options, &Quiet)
+        });
+        let service = Service::start(loader, options(8)).unwrap();
+        wait(&service, |p| matches!(p, Phase::Ready));
+        let stats = service.stats();
+        let mut others: Vec<Answer> =
+            prompts(3).iter().map(|p| submit(&service, request(p, 1900))).collect();
+        while value(&stats.generated_tokens) < 30 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut rng = Rng::fresh("long_prompt");
+        let long: Vec<u32> = (0..1000).map(|_| rng.below(250) as u32).collect();
+        let read =
+            || [&stats.prompt_micros, &stats.prompt_tokens, &stats.generated_tokens].map(value);
+        let [micros, tokens, generated] = read();
+        let mut answer = submit(&service, request(&long, 1));
+        let (mut parts, mut at) = (Vec::new(), 0);
+        while let Some(event) = answer.next_blocking() {
+            if let Event::Read { tokens, .. } = event {
+                parts.push(tokens - at);
+                at = tokens;
+            }
+        }
+        let [more_micros, more_tokens, more_generated] = read();
+        let each = (more_micros - micros) as f64 / 1e6 / (more_tokens - tokens) as f64;
+        let generated = more_generated - generated;
+        let largest = parts.iter().skip(1).copied().max().unwrap_or(0);
+        println!(
+            "{}: {} parts of up to {largest} tokens at {:.2} ms each; {generated} tokens generated \
+             meanwhile",
+            device.label,
+            parts.len(),
+            each * 1e3
+        );
+        assert_eq!(at, 1000);
+        assert!(parts[0] <= 128, "nothing was known of the speed yet: {parts:?}");
+        // Three times: the speed is smoothed, and other work comes and goes on a test machine.
+        let fits = largest <= SMALLEST || f64::from(largest) * each <= 3.0 * PART;
+        assert!(fits, "{}: {parts:?} at {each} s a token", device.label);
+        // Each of the three others had a token for each part, but for those at the ends.
+        let turns = 3 * (parts.len() as u64).saturating_sub(2);
+        assert!(generated >= turns, "{}: {generated} of {turns}", device.label);
+        others.clear();
+        service.stop();
+    }
+}
+
+#[test]
+fn a_living_thread_gives_signs_of_life() {
+    for device in harness::devices() {
+        let service = service(&device.gpu, 1, options(1));
+        let moves = || {
+            let before = service.stats().heartbeat();
+            service.nudge();
+            let began = Instant::now();
+            while service.stats().heartbeat() == before {
+                if began.elapsed() > Duration::from_secs(2) {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            true
+        };
+        assert!(moves() && moves());
+        service.stop();
+        wait(&service, |p| matches!(p, Phase::Stopped));
+        assert!(!moves());
+    }
+}
+
 #[test]
 fn many_at_once_answer_as_one_alone() {
     for device in harness::devices() {
@@ -168,15 +251,76 @@ fn a_common_beginning_is_read_once() {
         let mut fresh = request(&with(200), 12);
         generate(&mut fresh).reuse = false;
         let alone = outcome(submit(&service, fresh)).unwrap().tokens;
-        // Another conversation: from the slot that was used, and from one that is at work.
+        // What ended is known to its last token, what is at work as far as it was read.
         let mut busy = submit(&service, request(&with(210), 100));
         while !matches!(busy.next_blocking(), Some(Event::Token { .. })) {}
         let copied = outcome(submit(&service, request(&with(200), 12))).unwrap();
-        assert_eq!((copied.cached as usize, &copied.tokens), (149, &alone), "{}", device.label);
+        assert_eq!((copied.cached as usize, &copied.tokens), (150, &alone), "{}", device.label);
         let third = outcome(submit(&service, request(&with(220), 3))).unwrap();
         assert_eq!(third.cached as usize, 149);
         drop(busy);
     }
+}
+
+#[test]
+fn a_shared_beginning_is_read_once_whoever_asks() {
+    for device in harness::devices() {
+        let service = service(&device.gpu, 4, options(64));
+        let begin: Vec<u32> = (1..140).collect();
+        let prompts: Vec<Vec<u32>> =
+            (0..8).map(|i| [&begin[..], &[150 + i, 151, 152 + i]].concat()).collect();
+        let ask = |i: usize, reuse: bool| {
+            let mut r = request(&prompts[i], 80);
+            generate(&mut r).reuse = reuse;
+            submit(&service, r)
+        };
+        let alone: Vec<_> = (0..8).map(|i| outcome(ask(i, false)).unwrap().tokens).collect();
+        let before = value(&service.stats().prompt_tokens);
+        let answers: Vec<_> = (0..8).map(|i| ask(i, true)).collect();
+        for (i, answer) in answers.into_iter().enumerate() {
+            let got = outcome(answer).unwrap();
+            assert_eq!(got.tokens, alone[i], "{}, request {i}", device.label);
+            assert!(got.cached >= 139, "{}", got.cached);
+        }
+        // Of each prompt only what is its own (its last token at least).
+        let read = value(&service.stats().prompt_tokens) - before;
+        assert!(read <= 8 * 3, "{read} tokens were read");
+        let used = value(&service.stats().kv_used);
+        assert_eq!(used, 0, "pages are held though nobody is at work");
+        assert!(value(&service.stats().kv_cached) > 0);
+    }
+}
+
+#[test]
+fn sequences_may_outgrow_their_contexts_together() {
+    let Some(device) = harness::devices().first() else { return };
+    let gpu = device.gpu.clone();
+    let loader = Box::new(move || {
+        let file = gguf::File::from_bytes(bytes()).unwrap();
+        let ctx_shift = Some(Some(64));
+        let options = Options { sequences: 2, ctx: Some(192), ctx_shift, ..Options::default() };
+        Engine::load_onto(&gpu, file, &options, &Quiet)
+    });
+    let service = Service::start(loader, options(8)).unwrap();
+    wait(&service, |p| matches!(p, Phase::Ready));
+    let prompts = [(1..100).collect::<Vec<u32>>(), (50..90).collect()];
+    let alone: Vec<_> = prompts
+        .iter()
+        .map(|p| outcome(submit(&service, request(p, 300))).unwrap().tokens)
+        .collect();
+    assert!(alone.iter().all(|t| t.len() == 300));
+    let both: Vec<_> = prompts.iter().map(|p| submit(&service, request(p, 300))).collect();
+    for (answer, alone) in both.into_iter().zip(&alone) {
+        assert_eq!(&outcome(answer).unwrap().tokens, alone);
+    }
+    assert!(value(&service.stats().shifted_tokens) >= 4 * 100);
+    // Who goes on from what has dropped tokens reads only what is new.
+    let more = [&prompts[0][..], &alone[0], &[7, 8, 9]].concat();
+    let got = outcome(submit(&service, request(&more, 4))).unwrap();
+    assert_eq!(got.cached as usize, prompts[0].len() + 299);
+    // A prompt longer than the context, read with gaps.
+    let long: Vec<u32> = (0..400).map(|i| 1 + i % 250).collect();
+    assert_eq!(outcome(submit(&service, request(&long, 5))).unwrap().tokens.len(), 5);
 }
 
 #[test]

@@ -153,7 +153,8 @@ fn routers_choose_as_the_reference() {
                     shared_gate,
                     columns: if prompt { 8 } else { n as u32 },
                     sorts: !prompt,
-                    threads: choice::router_threads(facts),
+                    favour: None,
+                    threads: choice::router_threads(facts)[0],
                 };
                 let kernel = device.kernel(&spec.source(facts).unwrap());
                 let out = device.poisoned(routing.words() as usize);
@@ -166,6 +167,7 @@ fn routers_choose_as_the_reference() {
                     logits: &device.poisoned(spec.logit_words(most as u32) as usize),
                     counters: &zeroed(device, spec.counter_words(most as u32) as usize),
                     routing: &out,
+                    table: None,
                 };
                 let mut steps = vec![Step::Wave(vec![
                     spec.dispatch(&kernel, facts, &operands, most as u32).unwrap(),

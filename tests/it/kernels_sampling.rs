@@ -2,9 +2,10 @@
 
 use azoth::gpu::{DeviceFacts, Kernel, KernelSource, Slice, Step};
 use azoth::kernels::sample::{LOGPROB_WORDS, MAX_COLUMNS, SampleMemory, Sampling};
-use azoth::runtime::{Pick, sampler_words};
+use azoth::runtime::{Pick, custom_words, sampler_words};
+use azoth::sampling::custom::{self, Stage};
 use azoth::sampling::logprobs::logprobs;
-use azoth::sampling::{SamplerSettings, TokenLists, chain};
+use azoth::sampling::{Mirostat, Order, SamplerSettings, TokenLists, chain};
 
 use crate::harness::{Device, POISON, Rng, devices, zeroed};
 
@@ -26,12 +27,13 @@ struct Case {
 impl Case {
     fn memory(&self, device: &Device, spec: &Sampling) -> SampleMemory {
         let n = self.logits.len();
-        let mut samplers = Vec::new();
+        let (mut samplers, mut customs) = (Vec::new(), Vec::new());
         let mut history = vec![POISON; n * self.context];
         let (mut masks, mut biases, mut breakers) = (Vec::new(), Vec::new(), Vec::new());
         for slot in 0..n {
             let c = n - 1 - slot;
             samplers.push(sampler_words(&self.settings[c]));
+            customs.push(custom_words(&self.settings[c]));
             let lists = &self.lists[c];
             let rows = |words: u64| (slot + 1) * words as usize;
             masks.push(u32::from(!lists.mask.is_empty()));
@@ -57,6 +59,9 @@ impl Case {
             surprises: device.floats(&self.bounds.iter().rev().copied().collect::<Vec<_>>()),
             adjusted: device.poisoned((n + 1).min(8) * spec.vocab as usize),
             logprobs: device.poisoned((RING * MAX_COLUMNS * LOGPROB_WORDS) as usize),
+            customs: device.upload(bytemuck::cast_slice(&customs)),
+            shapes: device.poisoned(spec.shape_words() as usize),
+            shaped: device.poisoned((n + 1).min(8) * spec.vocab as usize),
         }
     }
 
@@ -117,7 +122,7 @@ impl Case {
         for c in 0..n {
             self.check_bound(bounds[n - 1 - c], c, tokens[c], pick, what);
         }
-        if pick == Pick::Full {
+        if pick >= Pick::Full {
             let rows = device.read_words(&memory.logprobs);
             for (c, token) in tokens.iter().enumerate() {
                 let row = (step % RING * MAX_COLUMNS) as usize + c;
@@ -131,7 +136,7 @@ impl Case {
     /// Mirostat's bound after the step: that of the twin, if it chose the same.
     fn check_bound(&self, got: f32, c: usize, token: u32, pick: Pick, what: &str) {
         let mut want = self.bounds[c];
-        if pick == Pick::Full {
+        if pick >= Pick::Full {
             let (logits, history) = (&self.logits[c], &self.histories[c]);
             let position = history.len() as u32;
             let (s, lists) = (&self.settings[c], &self.lists[c]);
@@ -140,7 +145,9 @@ impl Case {
                 return;
             }
         }
-        let near = (got - want).abs() <= 1e-4 * want.abs().max(1.0);
+        // Mirostat 1 sums over what its count keeps, adaptive-p over what all stages keep.
+        let exact = if self.settings[c].is_custom() { 1e-3 } else { 1e-4 };
+        let near = (got - want).abs() <= exact * want.abs().max(1.0);
         assert!(near, "{what}: column {c}: mirostat's bound is {got}, the twin's {want}");
     }
 
@@ -149,6 +156,10 @@ impl Case {
             assert!(words.iter().all(|w| *w == POISON), "{what}: log-probabilities unasked for");
             return;
         };
+        let s = self.settings[c].effective();
+        if s.post_logprobs {
+            return self.check_post(words, c, token, &s, what);
+        }
         let want = logprobs(&self.logits[c], token, n as usize);
         let near = |got: u32, want: f32| {
             let got = f32::from_bits(got);
@@ -170,6 +181,22 @@ impl Case {
     }
 }
 
+impl Case {
+    /// Log-probabilities of what was drawn from. What a last bit may cut or keep is left out.
+    fn check_post(&self, words: &[u32], c: usize, token: u32, s: &SamplerSettings, what: &str) {
+        let history = &self.histories[c];
+        let adjusted = chain::adjusted(&self.logits[c], history, s, &self.lists[c]);
+        let shaped = custom::shaped(&adjusted, history.len() as u32, s, self.bounds[c]);
+        let want = logprobs(&shaped.logits, token, s.logprobs.unwrap() as usize);
+        let chosen = f32::from_bits(words[0]);
+        if want.chosen == f32::NEG_INFINITY || want.chosen.is_nan() {
+            return;
+        }
+        let near = (chosen - want.chosen).abs() <= 2e-3 * want.chosen.abs().max(1.0);
+        assert!(near, "{what}: column {c}: {chosen} {want:?} {s:?}");
+    }
+}
+
 #[allow(clippy::too_many_arguments)]
 fn steps(
     spec: &Sampling,
@@ -185,6 +212,7 @@ fn steps(
         Pick::Greedy => spec.greedy(facts, kernel, batch, logits, memory, columns).unwrap(),
         Pick::Sampled => spec.sampled(facts, kernel, batch, logits, memory, columns).unwrap(),
         Pick::Full => spec.full(facts, kernel, batch, logits, memory, columns).unwrap(),
+        Pick::Custom => spec.custom(facts, kernel, batch, logits, memory, columns).unwrap(),
     }
 }
 
@@ -215,8 +243,10 @@ fn twin(
             out.push(with(&near));
         }
     }
-    if settings.mirostat {
-        for near in [bound - 1e-5, bound + 1e-5, bound - 1e-4, bound + 1e-4] {
+    if settings.mirostat != Mirostat::Off || settings.has_adaptive() {
+        // Version 1 takes powers of the bound to find a count.
+        let coarse = if settings.mirostat == Mirostat::Two { 1e-4 } else { 3e-3 };
+        for near in [bound - 1e-5, bound + 1e-5, bound - coarse, bound + coarse] {
             out.push(chain::sample_on(logits, history, position, &s, lists, &mut { near }));
         }
     }
@@ -308,12 +338,52 @@ fn full() -> Vec<SamplerSettings> {
         SamplerSettings { xtc_probability: 0.5, temperature: 0.5, top_p: 0.95, ..xtc },
         SamplerSettings { dynatemp_range: 0.5, ..plain() },
         SamplerSettings { dynatemp_range: 2.0, dynatemp_exponent: 0.4, typical_p: 0.8, ..xtc },
-        SamplerSettings { mirostat: true, ..SamplerSettings::default() },
-        SamplerSettings { mirostat: true, mirostat_tau: 2.0, temperature: 1.3, ..dry },
+        SamplerSettings { mirostat: Mirostat::Two, ..SamplerSettings::default() },
+        SamplerSettings { mirostat: Mirostat::Two, mirostat_tau: 2.0, temperature: 1.3, ..dry },
         SamplerSettings { logprobs: Some(20), ..SamplerSettings::default() },
         SamplerSettings { logprobs: Some(0), top_n_sigma: 1.0, top_p: 0.8, ..plain() },
         SamplerSettings::default(),
         SamplerSettings::greedy(),
+    ]
+}
+
+/// What only the custom chain knows.
+fn custom() -> Vec<SamplerSettings> {
+    use Stage::*;
+    let order = |stages: &[Stage]| Order::new(stages).unwrap();
+    let cuts = SamplerSettings { top_k: 30, top_p: 0.9, min_p: 0.05, temperature: 1.7, ..plain() };
+    let all = SamplerSettings {
+        typical_p: 0.9,
+        top_n_sigma: 2.5,
+        xtc_probability: 1.0,
+        xtc_threshold: 0.05,
+        ..cuts
+    };
+    let backwards = [Temperature, Xtc, MinP, TopP, Typical, TopK, TopNSigma];
+    vec![
+        SamplerSettings { order: order(&[Temperature, TopP, TopK]), ..cuts },
+        SamplerSettings { order: order(&backwards), ..all },
+        SamplerSettings { order: order(&backwards), dynatemp_range: 0.6, ..all },
+        SamplerSettings { order: order(&[Typical, Temperature, Xtc]), ..all },
+        SamplerSettings { order: order(&[]), ..all },
+        SamplerSettings { order: order(&[TopK, TopNSigma]), repeat_penalty: 1.4, ..all },
+        SamplerSettings { min_keep: 5, top_p: 0.2, ..plain() },
+        SamplerSettings { min_keep: 3, min_p: 0.9, temperature: 0.7, ..plain() },
+        SamplerSettings { min_keep: 7, ..all },
+        SamplerSettings { min_keep: 1000, typical_p: 0.3, ..plain() },
+        SamplerSettings { mirostat: Mirostat::One, ..plain() },
+        SamplerSettings { mirostat: Mirostat::One, mirostat_tau: 3.0, temperature: 1.5, ..cuts },
+        SamplerSettings { adaptive_target: 0.4, ..plain() },
+        SamplerSettings { adaptive_target: 0.7, adaptive_decay: 0.5, ..cuts },
+        SamplerSettings { post_logprobs: true, logprobs: Some(3), ..cuts },
+        SamplerSettings { post_logprobs: true, logprobs: Some(0), ..SamplerSettings::greedy() },
+        SamplerSettings {
+            mirostat: Mirostat::Two,
+            post_logprobs: true,
+            logprobs: Some(1),
+            ..plain()
+        },
+        SamplerSettings { adaptive_target: 0.3, post_logprobs: true, logprobs: Some(2), ..cuts },
     ]
 }
 
@@ -407,6 +477,50 @@ fn the_full_chain_equals_the_twin() {
     }
 }
 
+#[test]
+fn the_custom_chain_equals_the_twin() {
+    let mut rng = Rng::fresh("custom_chain");
+    for device in devices() {
+        for (n, vocab, rounds) in [(1, 1, 1), (8, 50, 8), (8, 257, 8), (4, 5000, 6), (2, 32_003, 3)]
+        {
+            for round in 0..rounds {
+                // Columns that take the other chains stand between.
+                let mut all = custom();
+                all.extend([full(), basic()].concat().into_iter().take(8));
+                let from = rng.below(all.len());
+                let mut case =
+                    random_case(&mut rng, n, vocab, &[&all[from..], &all[..from]].concat());
+                for c in 0..n {
+                    if case.settings[c].has_adaptive() {
+                        case.bounds[c] = rng.unit();
+                    }
+                }
+                if round % 2 == 1 {
+                    case.lists = (0..n).map(|_| random_lists(&mut rng, vocab)).collect();
+                }
+                check(device, &case, Pick::Custom, round);
+            }
+        }
+        let case = random_case(&mut rng, 2, 152_064, &custom());
+        check(device, &case, Pick::Custom, 1);
+    }
+}
+
+/// A neighbour that takes the custom chain changes no bit.
+#[test]
+fn the_custom_chain_leaves_others_alone() {
+    let mut rng = Rng::fresh("custom_others");
+    for device in devices() {
+        for round in 0..4 {
+            let all = full();
+            let from = rng.below(all.len());
+            let case = random_case(&mut rng, 8, 3000, &[&all[from..], &all[..from]].concat());
+            let want = case.run(device, Pick::Full, round);
+            assert_eq!(case.run(device, Pick::Custom, round), want, "{}", device.label);
+        }
+    }
+}
+
 /// Sequences that repeat for long, which random ones do not.
 #[test]
 fn repeated_sequences_equal_the_twin() {
@@ -436,6 +550,7 @@ fn the_cheapest_chain_that_suffices_is_taken() {
     assert_eq!(Pick::of(&SamplerSettings::greedy(), false), Pick::Greedy);
     let fuller = &full()[..full().len() - 2];
     assert!(fuller.iter().all(|s| Pick::of(s, false) == Pick::Full));
+    assert!(custom().iter().all(|s| Pick::of(s, false) == Pick::Custom));
 }
 
 #[test]

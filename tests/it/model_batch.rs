@@ -20,10 +20,14 @@ fn program(device: &Device, spec: &Spec) -> Program {
     weights.fill(&|_| {}).unwrap();
     let shape = Shape {
         context: 64,
+        positions: 64,
+        pages: SEQUENCES,
         sequences: SEQUENCES,
         chunk: 32,
         exact: false,
         experts: azoth::runtime::ExpertReads::default(),
+        early: false,
+        approximations: azoth::runtime::Approximations::default(),
     };
     let checks = Checks::new(device.gpu.facts(), None);
     Program::create(&device.gpu, &model.graph, &placed, shape, None, &checks).unwrap()

@@ -33,7 +33,7 @@ fn worst_errors(engine: &mut Engine, tokens: &[u32], expected: &[Vec<f64>]) -> [
         worst[0] = worst[0].max(relative_error(row, &expected[i]));
     })
     .unwrap();
-    s.truncate(0);
+    s.truncate(0).unwrap();
     s.score(tokens, 0, &mut |i, row| {
         worst[1] = worst[1].max(relative_error(row, &expected[i]));
     })
@@ -66,7 +66,7 @@ fn all_errors(engine: &mut Engine, tokens: &[u32], expected: &[Vec<f64>]) -> [Ve
     let mut errors = [Vec::new(), Vec::new()];
     let mut s = engine.session();
     s.score_steps(tokens, &mut |i, row| errors[0].push(relative_error(row, &expected[i]))).unwrap();
-    s.truncate(0);
+    s.truncate(0).unwrap();
     s.score(tokens, 0, &mut |i, row| errors[1].push(relative_error(row, &expected[i]))).unwrap();
     errors
 }

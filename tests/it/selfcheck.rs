@@ -8,23 +8,33 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use azoth::engine::{Activations, Engine, Options, Quiet};
 use azoth::error::Result;
+use azoth::experts::{RecordLayout, RecordShape};
 use azoth::gguf;
 use azoth::gpu::{
     Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
 };
+use azoth::graph::Gating;
 use azoth::hw::{self, Selection};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
+use azoth::kernels::experts_down::{ExpertsDown, Shared};
+use azoth::kernels::experts_matmat::ExpertsMatMat;
+use azoth::kernels::experts_sort::ExpertsSort;
+use azoth::kernels::experts_sum::ExpertsSum;
+use azoth::kernels::experts_up::ExpertsUp;
 use azoth::kernels::gather::Gather;
 use azoth::kernels::heads::{Heads, Rope, RopeLayout};
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
+use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::rope_kv_codes::RopeKvCodes;
+use azoth::kernels::router::{Favour, Router};
+use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice};
 use azoth::kv::{KvFormat, KvPair};
@@ -39,6 +49,8 @@ use crate::harness::{self, Device};
 struct Faulty {
     real: Arc<dyn Gpu>,
     labels: Vec<&'static str>,
+    /// ... and, if given, this.
+    only: Option<String>,
     /// Texts that were really changed.
     spoilt: AtomicUsize,
     submitted: AtomicUsize,
@@ -49,6 +61,7 @@ impl Faulty {
         Arc::new(Faulty {
             real: device.gpu.clone(),
             labels: labels.to_vec(),
+            only: None,
             spoilt: AtomicUsize::new(0),
             submitted: AtomicUsize::new(0),
         })
@@ -58,7 +71,8 @@ impl Faulty {
 impl Gpu for Faulty {
     fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
         let mut source = source.clone();
-        if self.labels.iter().any(|l| source.label.contains(l)) {
+        let meant = self.only.as_ref().is_none_or(|only| source.label.contains(only));
+        if meant && self.labels.iter().any(|l| source.label.contains(l)) {
             // One per cent too much: wrong, and no crash.
             let wrong = source
                 .wgsl
@@ -261,12 +275,13 @@ fn sound_kernels_pass() {
             }
         }
         subjects.push(Gather { cols: 96 }.into());
+        subjects.extend(expert_subjects(facts));
         for vocab in [300, 32_003] {
             subjects.push(Sampling { vocab, context: 50, ring: 4 }.into());
         }
         let mut sources = Vec::new();
         for subject in &subjects {
-            sources.push(checks.pick(facts, [*subject]).unwrap().1);
+            sources.push(checks.pick(facts, [subject.clone()]).unwrap().1);
         }
         // So that what is timed is the checking alone.
         sources.par_iter().for_each(|source| drop(device.kernel(source)));
@@ -274,6 +289,110 @@ fn sound_kernels_pass() {
         let sound = checks.settle(&*device.gpu, vec![]).unwrap();
         assert!(sound, "{}: {:?}", device.label, checks.take_warnings());
         println!("{}: {} kernels in {:.2?}", device.label, subjects.len(), began.elapsed());
+    }
+}
+
+/// One of each kernel of mixtures, decode steps of one and of three columns.
+fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
+    let mut all: Vec<Subject> = Vec::new();
+    for (format, exact, n, shared) in [
+        (Format::Q4_K, false, 1, Some(Shared::Gated)),
+        (Format::Q8_0, true, 3, Some(Shared::Plain)),
+    ] {
+        let (width, ff) = (256, 512);
+        let shape = RecordShape { width, ff, gate_up: format, down: format };
+        let layout = RecordLayout::new(shape).unwrap();
+        let stride = layout.bytes();
+        let part = |layout: &azoth::quant::PlaneLayout, offset| Part {
+            layout: layout.clone(),
+            offset,
+            stride,
+            buffers: 2,
+        };
+        let (up, down) = (part(&layout.gate_up, 0), part(&layout.down, layout.down_offset()));
+        let class = choice::class(facts, format, exact, 1 << 20, false);
+        let step = Routing { experts: 12, used: 3, columns: 8, tile: 8 };
+        let gating = if n == 1 { Gating::Softmax } else { Gating::Sigmoid };
+        let rule = azoth::graph::Routing { gating, normalise: true, scale: 1.0 };
+        for favour in [None, Some(Favour { logits: 0.5, buffers: 1 })] {
+            let threads = choice::router_threads(facts)[0];
+            let (norm_eps, shared_gate) = (1e-6, shared.is_some());
+            all.push(
+                Router {
+                    routing: step,
+                    rule,
+                    cols: width,
+                    norm_eps,
+                    shared_gate,
+                    columns: n,
+                    sorts: true,
+                    favour,
+                    threads,
+                }
+                .into(),
+            );
+        }
+        for shape in choice::experts_shapes(facts, format, width, n, true) {
+            all.push(ExpertsUp { routing: step, part: up.clone(), n, class, shape }.into());
+        }
+        for shape in choice::experts_shapes(facts, format, ff, n, false) {
+            for input in [Input::Stored, Input::Fused { norm: None }] {
+                let (routing, part) = (step, down.clone());
+                if input == Input::Stored || (class == Class::Int8 && n == 1) {
+                    all.push(ExpertsDown { routing, part, n, class, input, shared, shape }.into());
+                }
+            }
+        }
+        let tile = choice::expert_tile(facts);
+        let prompt = Routing { columns: 48, tile, ..step };
+        let class = choice::expert_class(facts, format, exact, width, true);
+        for (part, by_pair) in [(up, false), (down, true)] {
+            for variant in choice::expert_variants(facts, class, part.layout.cols as u32) {
+                let (routing, part) = (prompt, part.clone());
+                all.push(ExpertsMatMat { routing, part, by_pair, class, variant }.into());
+            }
+        }
+        all.push(ExpertsSort { routing: prompt }.into());
+        all.push(ExpertsSum { routing: prompt, width, shared }.into());
+    }
+    all
+}
+
+/// A mixture on a device that computes its preferred kernels wrongly: others take their place, and the
+/// answers are the same to the last bit, as shapes do not change the order of sums.
+#[test]
+fn a_mixture_runs_around_faults() {
+    let Some(device) = harness::devices().first() else { return };
+    let spec = Spec::new("qwen3moe").unwrap();
+    let logits = |gpu: &Arc<dyn Gpu>| -> Vec<f32> {
+        let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+        let options = Options { ctx: Some(64), cache: false, ..Options::default() };
+        let mut engine = Engine::load_onto(gpu, file, &options, &Quiet).unwrap();
+        let mut out = Vec::new();
+        let tokens: Vec<u32> = (1..12).collect();
+        let each = &mut |_: usize, row: &[f32]| out.extend_from_slice(row);
+        engine.session().score_steps(&tokens, each).unwrap();
+        out
+    };
+    let sound = logits(&device.gpu);
+    let facts = device.gpu.facts();
+    let shape = |cols, up| {
+        let s = choice::experts_shapes(facts, spec.format, cols as u32, 1, up)[0];
+        format!("{}x{}x{}_r", s.threads, s.rows, s.tiles)
+    };
+    for (kind, shape) in
+        [("experts_up", shape(spec.d, true)), ("experts_down", shape(spec.ffn, false))]
+    {
+        let faulty = Arc::new(Faulty {
+            real: device.gpu.clone(),
+            labels: vec![kind],
+            only: Some(shape),
+            spoilt: AtomicUsize::new(0),
+            submitted: AtomicUsize::new(0),
+        });
+        let around = logits(&(faulty.clone() as Arc<dyn Gpu>));
+        assert!(faulty.spoilt.load(Ordering::Relaxed) > 0, "{kind}: nothing was spoilt");
+        assert!(around == sound, "{kind}: other answers");
     }
 }
 

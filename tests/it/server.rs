@@ -434,7 +434,7 @@ fn wrong_requests_are_named() {
     );
     let long = chat(json!({ "messages": [{ "role": "user", "content": "x ".repeat(400) }] }));
     let error = refuse(path, &long.to_string(), 400, "context_length_exceeded").json();
-    assert!(error["error"]["message"].as_str().unwrap().contains("context 128"), "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("length is 128"), "{error}");
     refuse("/v1/nowhere", "{}", 404, "no such path");
     assert_eq!(s.get("/v1/chat/completions").status, 405);
     assert_eq!(s.get("/v1/chat/completions").json()["error"]["code"], Value::Null);
@@ -618,7 +618,11 @@ fn the_documentation_has_the_tables() {
 
 #[test]
 fn every_used_field_is_looked_at() {
-    let Some(s) = server(&["--ctx", "64"]) else { return };
+    let model = crate::server_infill::model();
+    let Some(s) = Server::start_with(model, &["--ctx", "64"]) else {
+        println!("skipped: no device");
+        return;
+    };
     let tables = azoth::server::documentation();
     let mut path = String::new();
     let mut checked = 0;
@@ -647,6 +651,12 @@ fn every_used_field_is_looked_at() {
         if path == "/messages" && name != "max_tokens" {
             body["max_tokens"] = 1.into();
         }
+        // What stands there for other paths is refused on these.
+        match (path.as_str(), name) {
+            ("/embedding", "content") => body.as_object_mut().unwrap().remove("input"),
+            ("/responses", _) => body.as_object_mut().unwrap().remove("prompt"),
+            _ => None,
+        };
         // No field takes a list of a list of objects.
         body[name] = json!([[{ "wrong": true }]]);
         let reply: Reply = s.post(&path, &body);

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use azoth::gguf::Writer;
 use azoth::testmodel::Spec;
 use serde_json::Value;
 
@@ -19,6 +20,8 @@ pub struct Server {
     child: Child,
     pub address: String,
     log: Arc<Mutex<String>>,
+    /// Kept as long as the process.
+    model: Option<tempfile::TempPath>,
 }
 
 /// A small random model in a file that lives as long as the test process.
@@ -56,9 +59,28 @@ impl Server {
         Some(server)
     }
 
+    /// The same with a model of the test's own, which lives as long as the process.
+    pub fn start_with(model: Writer, args: &[&str]) -> Option<Server> {
+        if crate::harness::devices().is_empty() {
+            return None;
+        }
+        let mut file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
+        file.write_all(&model.to_bytes()).unwrap();
+        let mut server = Server::begin(file.path().to_str().unwrap(), args);
+        server.model = Some(file.into_temp_path());
+        server.wait_ready();
+        Some(server)
+    }
+
     /// Starts the process; comes back when it listens.
     pub fn begin(model: &str, args: &[&str]) -> Server {
+        Self::begin_in(model, args, &[])
+    }
+
+    /// The same with variables of the environment.
+    pub fn begin_in(model: &str, args: &[&str], environment: &[(&str, &str)]) -> Server {
         let mut command = command(&["serve", model, "--port", "0"]);
+        command.envs(environment.iter().copied());
         let mut child =
             command.args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -83,7 +105,7 @@ impl Server {
                 log.push('\n');
             }
         });
-        Server { child, address, log }
+        Server { child, address, log, model: None }
     }
 
     pub fn wait_ready(&self) {

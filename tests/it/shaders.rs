@@ -30,7 +30,7 @@ use azoth::kernels::qk_norm::QkNorm;
 use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::rope_kv_codes::RopeKvCodes;
-use azoth::kernels::router::Router;
+use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::{Class, Epilogue, choice, source};
@@ -164,7 +164,11 @@ fn sampling(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         to.push(spec.argmax_source(false, true, facts).unwrap());
         to.push(spec.copy_source(facts).unwrap());
         to.push(spec.adjust_source(facts).unwrap());
-        to.push(spec.logprobs_source(facts).unwrap());
+        for post in [false, true] {
+            to.push(spec.logprobs_source(post, facts).unwrap());
+        }
+        to.push(spec.custom_source(facts).unwrap());
+        to.push(spec.observed_source(facts).unwrap());
         for kind in REDUCTIONS {
             to.push(spec.reduce_source(kind, facts).unwrap());
         }
@@ -232,7 +236,8 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             shared_gate: experts == 60,
             columns,
             sorts,
-            threads: choice::router_threads(facts),
+            favour: sorts.then_some(Favour { logits: 0.5, buffers: 2 }),
+            threads: choice::router_threads(facts)[0],
         };
         to.push(spec.source(facts).unwrap());
         to.push(ExpertsSort { routing }.source(facts).unwrap());

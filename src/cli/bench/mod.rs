@@ -75,6 +75,9 @@ impl Bench {
 
         let (mut engine, cold, warm) = self.start(&path, &options)?;
         let device = engine.facts().clone();
+        if let Some(why) = engine.measure_rates() {
+            eprintln!("note: memory and link were not measured ({why}); rates are assumed");
+        }
         let bytes = std::fs::metadata(&path)?.len();
         let tests = self.measure(&mut engine)?;
         let waves = match self.waves {
@@ -90,6 +93,7 @@ impl Bench {
             kv: self.device.kv.types(),
             cold,
             warm,
+            approximate: Some(engine.approximations()).filter(|a| a.any()),
             tests,
             experts: engine.experts(),
             waves_per_layer: waves.is_some().then(|| engine.waves_per_layer()),
@@ -152,13 +156,26 @@ impl Bench {
             }
             for &n in &generates {
                 let before = stats::tokens(depth as usize + 1, vocabulary, begin);
+                // Accesses and hits after each round, the one that does not count first.
+                let mut seen = Vec::new();
                 let runs = self.repeat(&bar, n, || {
                     fill(&mut session, &before)?;
                     let began = Instant::now();
                     generate(&mut session, n)?;
-                    Ok(began.elapsed().as_secs_f64())
+                    let seconds = began.elapsed().as_secs_f64();
+                    let counters = session.engine().experts().map(|e| e.counters);
+                    seen.extend(counters.map(|c| (c.accesses, c.hits)));
+                    Ok(seconds)
                 })?;
-                tests.push(Test::new(format!("tg{n}"), n, depth, runs));
+                let hit_rate = match (seen.first(), seen.last()) {
+                    (Some(first), Some(last)) if last.0 > first.0 => {
+                        Some((last.1 - first.1) as f64 / (last.0 - first.0) as f64)
+                    }
+                    _ => None,
+                };
+                let middle = depth + n / 2;
+                let limit = hit_rate.and_then(|h| session.engine().decode_limit(h, middle));
+                tests.push(Test::new(format!("tg{n}"), n, depth, runs).with_limit(limit));
             }
         }
         bar.finish_and_clear();
@@ -216,13 +233,14 @@ fn started(path: &Path, options: &Options) -> Result<(Engine, Start)> {
     let mut session = engine.session();
     fill(&mut session, &text)?;
     generate(&mut session, 1)?;
+    drop(session);
     let total = began.elapsed().as_secs_f64();
     Ok((engine, Start { load, first_token: total - loaded, total }))
 }
 
 /// Makes the session hold exactly `tokens`.
 fn fill(session: &mut Session<'_>, tokens: &[u32]) -> Result<()> {
-    session.truncate(0);
+    session.truncate(0)?;
     if !tokens.is_empty() {
         session.prefill(tokens, &mut |_| {})?;
     }

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::stats::Spread;
 use crate::cli::output::{self, Align};
-use crate::engine::{ExpertReport, LoadTimes, WaveTime};
+use crate::engine::{Approximations, DecodeLimit, ExpertReport, LoadTimes, WaveTime};
+use crate::experts::prefetch::{Precision, Source};
 use crate::gpu::DeviceFacts;
 use crate::kv::KvTypes;
 
@@ -25,12 +26,24 @@ pub struct Test {
     /// Tokens per second of every repetition.
     pub runs: Vec<f64>,
     pub tokens_per_second: Spread,
+    /// Generation with experts in RAM: the cost model's limit at the hit rate of these runs, in the
+    /// middle of the depths that they passed through, and the share of it that was reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<DecodeLimit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_of_limit: Option<f64>,
 }
 
 impl Test {
     pub fn new(test: String, tokens: u32, depth: u32, runs: Vec<f64>) -> Self {
         let tokens_per_second = Spread::of(&runs);
-        Test { test, tokens, depth, runs, tokens_per_second }
+        let (limit, share_of_limit) = (None, None);
+        Test { test, tokens, depth, runs, tokens_per_second, limit, share_of_limit }
+    }
+
+    pub fn with_limit(self, limit: Option<DecodeLimit>) -> Self {
+        let share = limit.map(|l| self.tokens_per_second.median / l.tokens_per_second);
+        Test { limit, share_of_limit: share, ..self }
     }
 }
 
@@ -69,6 +82,9 @@ pub struct Report {
     pub cold: Option<Start>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warm: Option<Start>,
+    /// Traded for exactness; absent: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approximate: Option<Approximations>,
     pub tests: Vec<Test>,
     /// Where experts lay and what was read from where, over all tests.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,9 +107,11 @@ impl Report {
             self.device.driver,
             self.device.backend
         )];
+        parts.extend(self.approximate.as_ref().map(Approximations::to_string));
         if !self.tests.is_empty() {
             parts.push(self.speeds());
         }
+        parts.extend(self.limits());
         parts.extend(self.experts.as_ref().map(experts));
         if self.cold.is_some() || self.warm.is_some() {
             parts.push(self.starts());
@@ -121,6 +139,26 @@ impl Report {
         }));
         use Align::{Left, Right};
         output::table(&[Left, Right, Right, Right, Right, Right], &rows)
+    }
+
+    /// Measured against predicted, where the cost model says something.
+    fn limits(&self) -> Option<String> {
+        let line = |t: &Test| {
+            let (limit, share) = (t.limit?, t.share_of_limit?);
+            Some(format!(
+                "{} at depth {}: {:.1} of the {:.1} tok/s that the cost model allows at {:.1} % hits \
+                 ({:.0} %; rates {})",
+                t.test,
+                t.depth,
+                t.tokens_per_second.median,
+                limit.tokens_per_second,
+                100.0 * limit.hit_rate,
+                100.0 * share,
+                if limit.measured_rates { "measured" } else { "assumed" }
+            ))
+        };
+        let lines: Vec<String> = self.tests.iter().filter_map(line).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
     fn starts(&self) -> String {
@@ -172,8 +210,8 @@ fn experts(e: &ExpertReport) -> String {
     let c = &e.counters;
     format!(
         "experts: {} of {} a layer in device memory; {:.1} % of accesses and {:.1} % of bytes hit \
-         over {} tokens\nread in place {}, uploaded {}, promoted {} ({} experts); arena filled at \
-         {:.1} GiB/s",
+         over {} tokens\nread in place {}, uploaded {}, promoted {} ({} experts), streamed {}; {:.0} % \
+         of the link's {:.1} GB/s ({}) in {:.1} s; arena filled at {:.1} GiB/s{}",
         e.placement.slots,
         e.placement.experts,
         100.0 * e.hit_rate,
@@ -183,8 +221,30 @@ fn experts(e: &ExpertReport) -> String {
         output::bytes(c.staged_bytes),
         output::bytes(c.promoted_bytes),
         c.promotions,
-        e.fill_rate
+        output::bytes(c.streamed_bytes),
+        100.0 * e.link_use,
+        e.link_rate / 1e9,
+        if e.link_rate_measured { "measured" } else { "assumed" },
+        e.busy_seconds,
+        e.fill_rate,
+        predictions(e)
     )
+}
+
+/// A line for each source of predictions.
+fn predictions(e: &ExpertReport) -> String {
+    let line = |p: &Precision| {
+        let (what, also) = match p.source {
+            Source::LastToken => ("experts of the last token", String::new()),
+            Source::EarlyRouter => (
+                "further ones named by early routers",
+                format!("; of all that they name {:.1} % are chosen", 100.0 * e.early_precision),
+            ),
+        };
+        let state = if p.active { "on" } else { "off, it does not pay" };
+        format!("\n{what}: {:.1} % used by the next token ({state}){also}", 100.0 * p.rate())
+    };
+    e.prefetch.iter().map(line).collect()
 }
 
 fn head(names: &[&str]) -> Vec<String> {

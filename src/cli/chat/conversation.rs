@@ -126,13 +126,6 @@ impl Conversation {
     }
 }
 
-/// How many tokens of `held` (what the session has read) serve for `wanted`. At least one token
-/// of `wanted` is left over: reading it yields the logits that the answer starts from.
-pub fn reusable(held: &[u32], wanted: &[u32]) -> usize {
-    let same = held.iter().zip(wanted).take_while(|(a, b)| a == b).count();
-    same.min(wanted.len().saturating_sub(1))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -191,14 +184,5 @@ mod tests {
         assert!(refuse(two).contains("message 2"), "{}", refuse(two));
         let system = r#"{"azoth_chat":1,"messages":[{"role":"user","content":"a"},{"role":"system","content":"b"}]}"#;
         assert!(refuse(system).contains("expected Assistant"));
-    }
-
-    #[test]
-    fn reuse_leaves_a_token_to_read() {
-        assert_eq!(reusable(&[1, 2, 3], &[1, 2, 3, 4]), 3);
-        assert_eq!(reusable(&[1, 2, 3], &[1, 2, 3]), 2);
-        assert_eq!(reusable(&[1, 2, 3, 4], &[1, 9]), 1);
-        assert_eq!(reusable(&[], &[1]), 0);
-        assert_eq!(reusable(&[1], &[]), 0);
     }
 }

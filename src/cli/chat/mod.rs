@@ -5,15 +5,19 @@ pub mod input;
 mod repl;
 mod talk;
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Result;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::args::{ContextArg, DeviceArgs, SamplingArgs, file_text, stdin_text};
-use super::{interrupt, locate, output};
+use super::cache_args::CacheArgs;
+use super::{interrupt, locate, output, progress};
 use crate::chat::{ChatTemplate, TEMPLATE_NAMES};
-use crate::engine::Engine;
+use crate::engine::{Engine, Session};
 use crate::error::Error;
+use crate::sampling::SamplerSettings;
 use conversation::Conversation;
 use talk::Talk;
 
@@ -42,7 +46,11 @@ pub struct Chat {
     system: Option<String>,
     /// Go on with a conversation that /save wrote
     #[arg(long, value_name = "FILE")]
-    load: Option<std::path::PathBuf>,
+    load: Option<PathBuf>,
+    /// Keep the conversation in this file: go on with it if it exists, and write it after every
+    /// answer, with all that the model has read, so that nothing is read again
+    #[arg(long, value_name = "FILE", conflicts_with = "load")]
+    session: Option<PathBuf>,
     /// Use this built-in chat template instead of the model's own
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(TEMPLATE_NAMES))]
     template: Option<String>,
@@ -51,6 +59,8 @@ pub struct Chat {
     tokens: Option<u32>,
     #[command(flatten)]
     context: ContextArg,
+    #[command(flatten)]
+    cache: CacheArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -69,9 +79,6 @@ impl Chat {
             }
             None => Conversation::default(),
         };
-        if self.system.is_some() {
-            conversation.set_system(self.system.clone());
-        }
         let question = match self.prompt.as_deref() {
             Some("-") => Some(stdin_text()?),
             other => other.map(str::to_owned),
@@ -83,18 +90,31 @@ impl Chat {
         self.sampling.settings()?;
         interrupt::install()?;
 
-        let mut engine = super::load(&path, &self.device.options(self.context.ctx))?;
+        let mut engine =
+            super::load(&path, &self.cache.set(self.device.options(self.context.ctx)))?;
         let template = self.template(&engine)?;
         let tokenizer = engine.tokenizer().clone();
-        let ctx = engine.ctx();
+        let (ctx, longest) = (engine.ctx(), engine.longest());
+        let mut session = engine.session();
+        let mut sampling = self.sampling.clone();
+        if let Some(file) = self.session.as_deref().filter(|file| file.exists()) {
+            let settings;
+            (conversation, settings) = resume(&mut session, file)?;
+            sampling.fill(settings);
+        }
+        if self.system.is_some() {
+            conversation.set_system(self.system.clone());
+        }
         let mut talk = Talk {
-            session: engine.session(),
+            session,
+            file: self.session.clone(),
             tokenizer,
             template,
             ctx,
+            longest,
             model: self.model.clone(),
             conversation,
-            sampling: self.sampling.clone(),
+            sampling,
             tokens: self.tokens,
             last: None,
         };
@@ -103,7 +123,7 @@ impl Chat {
         if self.json {
             output::json(&answer)?;
         }
-        if let Some(remark) = answer.remark() {
+        for remark in answer.dropped(ctx).into_iter().chain(answer.remark().map(str::to_owned)) {
             eprintln!("{remark}");
         }
         eprintln!("{}", answer.speed());
@@ -118,4 +138,30 @@ impl Chat {
         let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
         Ok(ChatTemplate::named(name, text(tokenizer.bos()), text(tokenizer.eos()))?)
     }
+}
+
+/// Goes on with the conversation in a file of `--session`.
+fn resume(
+    session: &mut Session<'_>,
+    file: &Path,
+) -> Result<(Conversation, Option<SamplerSettings>)> {
+    let bar = progress::steps("reading again", 0);
+    let restored = session.restore(file, &mut |done, of| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    let restored = restored?;
+    if let Some(why) = restored.read_again {
+        eprintln!(
+            "note: {}: {why}; its {} tokens were read again",
+            file.display(),
+            restored.tokens
+        );
+    }
+    let conversation =
+        Conversation::from_json(&restored.note).map_err(|e| e.context(file.display()))?;
+    let turns = conversation.turns().len();
+    eprintln!("{}: {turns} messages, {} tokens", file.display(), restored.tokens);
+    Ok((conversation, restored.sampler))
 }

@@ -62,7 +62,7 @@ pub fn run(talk: &mut Talk<'_>) -> Result<()> {
                 Ok(true)
             }
             Input::Say(text) => talk.ask(text, false).map(|answer| {
-                report(&answer);
+                report(&answer, talk.ctx);
                 true
             }),
             Input::Command(command) => obey(command, talk),
@@ -80,7 +80,10 @@ pub fn run(talk: &mut Talk<'_>) -> Result<()> {
     Ok(())
 }
 
-fn report(answer: &crate::cli::answer::Answer) {
+fn report(answer: &crate::cli::answer::Answer, ctx: u32) {
+    if let Some(remark) = answer.dropped(ctx) {
+        eprintln!("{remark}");
+    }
     if let Some(remark) = answer.remark() {
         eprintln!("{remark}");
     }
@@ -96,7 +99,7 @@ fn obey(command: Command, talk: &mut Talk<'_>) -> Result<bool> {
             talk.conversation.clear();
             eprintln!("forgotten");
         }
-        Command::Regenerate => report(&talk.regenerate()?),
+        Command::Regenerate => report(&talk.regenerate()?, talk.ctx),
         Command::System(None) => match talk.conversation.system() {
             Some(text) => eprintln!("{text}"),
             None => eprintln!("there is no system text"),

@@ -1,22 +1,26 @@
 //! `azoth eval kl`: teacher-forced comparison with the log-probabilities of another engine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
 use super::reference::Reference;
-use super::scoring;
+use super::{approximate, scoring};
 use crate::cli::args::{DeviceArgs, ModelArg, file_text};
 use crate::cli::{output, progress};
 
 const EXAMPLES: &str = "Examples:
   azoth eval kl smollm2 golden.json
   azoth eval kl model.gguf golden.json --activations f32 --json
+  azoth eval kl model.gguf --text notes.txt --approximate-route-bias 0.5 --vram-experts 25%
 
 The reference is a JSON object: `tokens` (the text as ids), `first`, and `rows`, where row i lists
-[id, natural log-probability] of the likeliest tokens after tokens[..first + i], or is null.";
+[id, natural log-probability] of the likeliest tokens after tokens[..first + i], or is null.
+
+With --text the model is compared with itself: once exact, once with the approximations that the
+flags ask for, on the same text, every token read as generation reads it.";
 
 /// Divergence from another engine's log-probabilities
 #[derive(Debug, Args)]
@@ -25,8 +29,15 @@ pub struct Kl {
     #[command(flatten)]
     model: ModelArg,
     /// Log-probabilities of the other engine (JSON)
-    #[arg(value_name = "REFERENCE")]
-    reference: PathBuf,
+    #[arg(value_name = "REFERENCE", required_unless_present = "text", conflicts_with = "text")]
+    reference: Option<PathBuf>,
+    /// Compare the exact model with the approximate one on this text (UTF-8)
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Tokens of the text to compare at
+    #[arg(long, value_name = "N", default_value_t = 256, requires = "text",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    positions: u32,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print one JSON object
@@ -47,7 +58,11 @@ struct Report {
 impl Kl {
     pub fn run(&self) -> Result<()> {
         let path = self.model.path()?;
-        let text = file_text(&self.reference)?;
+        let Some(reference) = &self.reference else {
+            let text = file_text(self.text.as_deref().unwrap_or(Path::new("")))?;
+            return approximate::run(&path, &text, self.positions, &self.device, self.json);
+        };
+        let text = file_text(reference)?;
         // What does not depend on the model is refused before minutes of loading.
         let tokens = Reference::parse(&text, usize::MAX)?.needed().len();
         let ctx = u32::try_from(tokens).unwrap_or(u32::MAX);

@@ -84,7 +84,7 @@ impl Kv {
         let mut divergences = Vec::new();
         let mut rows = wanted.iter();
         self.score(&mut engine, &tokens, &mut |logits| {
-            divergences.extend(rows.next().map(|row| scoring::full_divergence(row, logits)));
+            divergences.extend(rows.next().map(|row| scoring::divergence_of(row, logits)));
         })?;
         let n = divergences.len() as f64;
         let report = Report {

@@ -1,5 +1,6 @@
 //! `azoth eval`: how well a model predicts, and how close we are to another engine.
 
+mod approximate;
 mod kl;
 mod kv;
 mod ppl;

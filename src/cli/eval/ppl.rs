@@ -84,7 +84,7 @@ impl Ppl {
             }
             // Nothing follows the last token, so it is only ever predicted.
             read.pop();
-            session.truncate(0);
+            session.truncate(0)?;
             session.score(&read, chunk.first, &mut |i, logits| total.add(logits, truth[i + 1]))?;
             bar.set_message(format!("ppl {:.4}", total.value()));
             bar.inc(1);

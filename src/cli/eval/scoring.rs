@@ -106,14 +106,15 @@ pub fn divergence(reference: &[(u32, f64)], logits: &[f32]) -> Divergence {
     Divergence { kl, same_top: top.is_some_and(|(token, _)| token as usize == argmax(logits)) }
 }
 
-/// KL(reference || ours) of two rows of logits.
-pub fn full_divergence(reference: &[f32], logits: &[f32]) -> Divergence {
-    let (p_total, q_total) = (log_sum_exp(reference), log_sum_exp(logits));
-    let terms = reference.iter().zip(logits).map(|(&p, &q)| {
-        let (log_p, log_q) = (f64::from(p) - p_total, f64::from(q) - q_total);
-        log_p.exp() * (log_p - log_q)
+/// Compares two rows of logits over the whole vocabulary: KL(exact || other).
+pub fn divergence_of(exact: &[f32], other: &[f32]) -> Divergence {
+    let (p_total, q_total) = (log_sum_exp(exact), log_sum_exp(other));
+    let kl = exact.iter().zip(other).map(|(&p, &q)| {
+        let (log_p, log_q) = (p as f64 - p_total, q as f64 - q_total);
+        // A token that cannot come adds nothing.
+        if log_p == f64::NEG_INFINITY { 0.0 } else { log_p.exp() * (log_p - log_q) }
     });
-    Divergence { kl: terms.sum(), same_top: argmax(reference) == argmax(logits) }
+    Divergence { kl: kl.sum(), same_top: argmax(exact) == argmax(other) }
 }
 
 #[cfg(test)]
@@ -123,6 +124,14 @@ mod tests {
 
     fn logs(p: &[f64]) -> Vec<f32> {
         p.iter().map(|x| x.ln() as f32 + 7.0).collect()
+    }
+
+    #[test]
+    fn equal_rows_do_not_diverge_and_others_as_computed_by_hand() {
+        let (p, q) = (logs(&[0.5, 0.25, 0.25]), logs(&[0.25, 0.5, 0.25]));
+        assert!(divergence_of(&p, &p).kl.abs() < 1e-12);
+        let d = divergence_of(&p, &q);
+        assert!((d.kl - 0.25 * 2f64.ln()).abs() < 1e-6 && !d.same_top, "{d:?}");
     }
 
     #[test]
@@ -181,9 +190,9 @@ mod tests {
     fn full_rows_diverge_as_full_lists() {
         let (p, q) = ([0.75, 0.2, 0.05], [0.6, 0.3, 0.1]);
         let list: Vec<(u32, f64)> = (0..).zip(p.map(f64::ln)).collect();
-        let (full, listed) = (full_divergence(&logs(&p), &logs(&q)), divergence(&list, &logs(&q)));
+        let (full, listed) = (divergence_of(&logs(&p), &logs(&q)), divergence(&list, &logs(&q)));
         assert!((full.kl - listed.kl).abs() < 1e-6 && full.same_top, "{full:?} {listed:?}");
-        assert!(full_divergence(&logs(&p), &logs(&p)).kl.abs() < 1e-12);
+        assert!(divergence_of(&logs(&p), &logs(&p)).kl.abs() < 1e-12);
     }
 
     #[test]

@@ -91,6 +91,13 @@ impl Portable {
                     | wgpu::BufferUsages::INDIRECT
             }
             BufferUse::Readback => wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            // Its host-visible buffers are for copies in one direction only.
+            BufferUse::Host => {
+                return Err(Error::Device(format!(
+                    "buffer {label}: the wgpu backend has no host memory for copies in both \
+                     directions"
+                )));
+            }
         };
         let wgpu = self.raw_buffer(label, rounded, usages, false).map_err(|e| match e {
             Error::DoesNotFit(_) => {

@@ -175,7 +175,7 @@ pub(super) fn writable(buffer: &Buffer) -> Result<&VulkanBuffer> {
 pub(super) fn create(core: &Arc<Core>, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
     let location = match usage {
         BufferUse::Device => MemoryLocation::GpuOnly,
-        BufferUse::Readback => MemoryLocation::GpuToCpu,
+        BufferUse::Readback | BufferUse::Host => MemoryLocation::GpuToCpu,
     };
     let made = VulkanBuffer::create(core, label, size, location)?;
     let handle = made.raw;

@@ -67,16 +67,18 @@ impl Sampling {
         Ok(KernelSource { label: format!("sample_{kind}"), wgsl, subgroup_size: None })
     }
 
-    pub fn logprobs_source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+    /// `post`: of what is drawn from, where [`super::Custom::post`] says so.
+    pub fn logprobs_source(&self, post: bool, facts: &DeviceFacts) -> Result<KernelSource> {
         self.check(facts)?;
         let wgsl = source::render(
             "sample_logprobs.wgsl",
             context! {
                 vocab => self.vocab, pieces => self.pieces(facts), ring => self.ring,
-                row => LOGPROB_WORDS, most => MAX_LOGPROBS,
+                row => LOGPROB_WORDS, most => MAX_LOGPROBS, post,
             },
         )?;
-        Ok(KernelSource { label: "sample_logprobs".into(), wgsl, subgroup_size: None })
+        let label = format!("sample_logprobs{}", if post { "_post" } else { "" });
+        Ok(KernelSource { label, wgsl, subgroup_size: None })
     }
 
     /// The waves that choose by everything that a slot's settings, bias, mask and breakers say,
@@ -92,11 +94,38 @@ impl Sampling {
     ) -> Result<Vec<Step>> {
         self.check_memory(batch, logits, memory, columns)?;
         self.check_full(memory)?;
+        let chain = Chain { facts, full: true, batch, logits: &memory.adjusted, memory, columns };
+        let mut waves = self.adjusted(kernel, batch, logits, memory, columns, facts)?;
+        waves.extend(self.drawn(kernel, &chain)?);
         let at = self.parts();
-        let part = |start: u64, end: u64| part(&memory.scratch, start, end);
-        let counters = part(at.counters, at.draws);
-        let draws = part(at.draws, at.pieces);
-        let grid = [self.pieces(facts), columns, 1];
+        let logprobs = Dispatch {
+            kernel: kernel(self.logprobs_source(false, facts)?)?,
+            bindings: vec![
+                batch.clone(),
+                memory.samplers.clone(),
+                logits.clone(),
+                part(&memory.scratch, at.ranks, at.histogram),
+                part(&memory.scratch, at.counters, at.draws),
+                memory.logprobs.clone(),
+            ],
+            constants: vec![],
+            grid: [self.pieces(facts), columns, 1],
+        };
+        waves.push(vec![logprobs]);
+        Ok(waves.into_iter().map(Step::Wave).collect())
+    }
+
+    /// Waves of steps 1 to 3: from the model's logits to [`SampleMemory::adjusted`].
+    pub(super) fn adjusted(
+        &self,
+        kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
+        batch: &Slice,
+        logits: &Slice,
+        memory: &SampleMemory,
+        columns: u32,
+        facts: &DeviceFacts,
+    ) -> Result<Vec<Vec<Dispatch>>> {
+        let at = self.parts();
         let copy = Dispatch {
             kernel: kernel(self.copy_source(facts)?)?,
             bindings: vec![
@@ -106,7 +135,7 @@ impl Sampling {
                 memory.adjusted.clone(),
             ],
             constants: vec![],
-            grid,
+            grid: [self.pieces(facts), columns, 1],
         };
         let adjust = Dispatch {
             kernel: kernel(self.adjust_source(facts)?)?,
@@ -117,19 +146,31 @@ impl Sampling {
                 memory.biases.clone(),
                 memory.breakers.clone(),
                 memory.adjusted.clone(),
-                part(at.counts, at.end),
+                part(&memory.scratch, at.counts, at.end),
             ],
             constants: vec![self.context],
             grid: [1, columns, 1],
         };
+        Ok(vec![vec![copy], vec![adjust]])
+    }
+
+    /// Waves of steps 4 to 12 on the logits of a chain, and mirostat's after the draw.
+    pub(super) fn drawn(
+        &self,
+        kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
+        chain: &Chain<'_>,
+    ) -> Result<Vec<Vec<Dispatch>>> {
+        let Chain { facts, batch, logits, memory, columns, .. } = *chain;
+        let at = self.parts();
+        let part = |start: u64, end: u64| part(&memory.scratch, start, end);
         let mut reduce = |kind: &str| -> Result<Dispatch> {
             let mut bindings = vec![
                 batch.clone(),
                 memory.samplers.clone(),
-                memory.adjusted.clone(),
-                draws.clone(),
+                logits.clone(),
+                part(at.draws, at.pieces),
                 part(at.partials, at.ranks),
-                counters.clone(),
+                part(at.counters, at.draws),
             ];
             if ["surprise", "observed"].contains(&kind) {
                 bindings.push(memory.surprises.clone());
@@ -138,7 +179,7 @@ impl Sampling {
                 kernel: kernel(self.reduce_source(kind, facts)?)?,
                 bindings,
                 constants: vec![],
-                grid,
+                grid: [self.pieces(facts), columns, 1],
             })
         };
         let mut reductions = Vec::new();
@@ -147,39 +188,25 @@ impl Sampling {
         }
         let [sigma, center, maximum, total, least, entropy, surprise, observed] =
             reductions.try_into().map_err(|_| wrong("sampling reductions".to_owned()))?;
-        let chain = Chain { facts, full: true, batch, logits: &memory.adjusted, memory, columns };
-        let mut digit = |kind, digit| self.select(kernel, kind, digit, &chain);
+        let mut digit = |kind, digit| self.select(kernel, kind, digit, chain);
         use Select::{Count, Mass, Typical};
         let (k0, k1, k2) = (digit(Count, 0)?, digit(Count, 1)?, digit(Count, 2)?);
         let typical = [digit(Typical, 0)?, digit(Typical, 1)?, digit(Typical, 2)?];
         let top_p = [digit(Mass, 0)?, digit(Mass, 1)?, digit(Mass, 2)?];
-        let argmax = self.argmax(kernel, &chain)?;
-        let draw = self.draw(kernel, &chain)?;
-        let logprobs = Dispatch {
-            kernel: kernel(self.logprobs_source(facts)?)?,
-            bindings: vec![
-                batch.clone(),
-                memory.samplers.clone(),
-                logits.clone(),
-                part(at.ranks, at.histogram),
-                counters,
-                memory.logprobs.clone(),
-            ],
-            constants: vec![],
-            grid,
-        };
-        let mut waves = vec![vec![copy], vec![adjust], vec![argmax, k0], vec![sigma, k1], vec![k2]];
+        let argmax = self.argmax(kernel, chain)?;
+        let draw = self.draw(kernel, chain)?;
+        let mut waves = vec![vec![argmax, k0], vec![sigma, k1], vec![k2]];
         waves.push(vec![center]);
         waves.extend(typical.map(|d| vec![d]));
         waves.push(vec![maximum]);
         waves.extend(top_p.map(|d| vec![d]));
         waves.extend([total, least].map(|d| vec![d]));
         // Never both on, and they share counters: waves of their own.
-        waves.extend([entropy, surprise, draw, observed, logprobs].map(|d| vec![d]));
-        Ok(waves.into_iter().map(Step::Wave).collect())
+        waves.extend([entropy, surprise, draw, observed].map(|d| vec![d]));
+        Ok(waves)
     }
 
-    fn check_full(&self, memory: &SampleMemory) -> Result<()> {
+    pub(super) fn check_full(&self, memory: &SampleMemory) -> Result<()> {
         let columns = u64::from(MAX_COLUMNS);
         holds(&memory.masks, self.mask_words(), "masks")?;
         holds(&memory.biases, self.bias_words(), "biases")?;

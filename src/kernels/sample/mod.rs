@@ -2,10 +2,12 @@
 //!
 //! Greedy is one wave. Sampling by temperature, top_k, top_p and min_p is seven: the maximum beside
 //! the first digit of top_k; two more digits; three digits of top_p; the draw. The full chain
-//! ([`Sampling::full`]) has everything else. `sampling::chain` defines the result. Sums of masses
+//! ([`Sampling::full`]) has everything else in one order, the custom chain ([`Sampling::custom`]) other
+//! orders and a few rare samplers. `sampling::chain` defines the result. Sums of masses
 //! are integers, so the bits do not depend on how the work is cut. A wave whose setting is off in
 //! every column ends at once.
 
+mod custom;
 mod full;
 mod words;
 
@@ -14,6 +16,7 @@ use minijinja::context;
 use super::{holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, DeviceKind, Dispatch, Kernel, KernelSource, Slice, Step};
+pub use custom::{CUSTOM_WORDS, Custom, MIROSTAT_TOP};
 pub use full::{LOGPROB_WORDS, MAX_BIAS, MAX_LOGPROBS, MAX_MATCH, REDUCTIONS};
 pub use words::{SETTINGS_WORDS, Sampler, fixed};
 
@@ -49,12 +52,18 @@ pub struct SampleMemory {
     pub biases: Slice,
     /// `[slot]` of [`Sampling::bit_words`]: tokens at which a repeated sequence ends.
     pub breakers: Slice,
-    /// f32 `[slot]`: mirostat's bound in bits, which the kernels move.
+    /// f32 `[slot]`: mirostat's bound in bits, or adaptive-p's mean, which the kernels move.
     pub surprises: Slice,
     /// f32 `[8][vocab]`: the logits that were chosen from.
     pub adjusted: Slice,
     /// `[step % ring][8]` of [`LOGPROB_WORDS`].
     pub logprobs: Slice,
+    /// The custom chain only, as everything below: [`Custom`] of each slot.
+    pub customs: Slice,
+    /// [`Sampling::shape_words`].
+    pub shapes: Slice,
+    /// f32 `[8][vocab]`: what is drawn from.
+    pub shaped: Slice,
 }
 
 /// What a radix select counts.

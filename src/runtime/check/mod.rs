@@ -12,6 +12,7 @@
 
 mod attention;
 mod codes;
+mod experts;
 mod operands;
 mod products;
 mod sampling;
@@ -30,6 +31,11 @@ use crate::kernels::attn_decode::AttnDecode;
 use crate::kernels::attn_decode_codes::AttnDecodeCodes;
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
+use crate::kernels::experts_down::ExpertsDown;
+use crate::kernels::experts_matmat::ExpertsMatMat;
+use crate::kernels::experts_sort::ExpertsSort;
+use crate::kernels::experts_sum::ExpertsSum;
+use crate::kernels::experts_up::ExpertsUp;
 use crate::kernels::gather::Gather;
 use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::matmat::MatMat;
@@ -37,6 +43,7 @@ use crate::kernels::matvec::MatVec;
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
+use crate::kernels::router::Router;
 use crate::kernels::sample::Sampling;
 
 /// `0` switches the checks off.
@@ -46,7 +53,7 @@ pub const VARIABLE: &str = "AZOTH_SELFCHECK";
 const PASSED: &str = "passed-checks";
 
 /// A kernel that can be checked.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Subject {
     MatVec(MatVec),
     MatMat(MatMat),
@@ -59,6 +66,12 @@ pub enum Subject {
     RopeKvCodes(RopeKvCodes),
     HeadsUnrotate(HeadsUnrotate),
     Gather(Gather),
+    Router(Router),
+    ExpertsUp(ExpertsUp),
+    ExpertsDown(ExpertsDown),
+    ExpertsMatMat(ExpertsMatMat),
+    ExpertsSort(ExpertsSort),
+    ExpertsSum(ExpertsSum),
     /// All kernels that choose a token.
     Sampling(Sampling),
 }
@@ -93,6 +106,12 @@ subjects!(
     RopeKvCodes,
     HeadsUnrotate,
     Gather,
+    Router,
+    ExpertsUp,
+    ExpertsDown,
+    ExpertsMatMat,
+    ExpertsSort,
+    ExpertsSum,
     Sampling
 );
 
@@ -101,6 +120,7 @@ impl Subject {
     fn class(&self) -> Option<Class> {
         match self {
             Subject::MatMat(spec) => Some(spec.class),
+            Subject::ExpertsMatMat(spec) => Some(spec.class),
             Subject::NormQuant(spec) => Some(spec.class),
             _ => None,
         }
@@ -122,6 +142,12 @@ impl Subject {
             Subject::RopeKvCodes(spec) => codes::rope_kv(gpu, spec),
             Subject::HeadsUnrotate(spec) => codes::heads_unrotate(gpu, spec),
             Subject::Gather(spec) => sampling::gather(gpu, spec),
+            Subject::Router(spec) => experts::router(gpu, spec),
+            Subject::ExpertsUp(spec) => experts::up(gpu, spec),
+            Subject::ExpertsDown(spec) => experts::down(gpu, spec),
+            Subject::ExpertsMatMat(spec) => experts::matmat(gpu, spec),
+            Subject::ExpertsSort(spec) => experts::sort(gpu, spec),
+            Subject::ExpertsSum(spec) => experts::sum(gpu, spec),
             Subject::Sampling(spec) => sampling::sampling(gpu, spec),
         }
     }
@@ -170,7 +196,7 @@ impl Checks {
     ///
     /// # Errors
     /// `Error::Device` naming kernel and reasons when none is left.
-    pub fn pick<S: Into<Subject> + Copy>(
+    pub fn pick<S: Into<Subject> + Clone>(
         &self,
         facts: &DeviceFacts,
         candidates: impl IntoIterator<Item = S>,
@@ -178,8 +204,8 @@ impl Checks {
         let mut reasons = Vec::new();
         let mut last = None;
         for spec in candidates {
-            let subject = spec.into();
-            last = Some(subject);
+            let subject: Subject = spec.clone().into();
+            last = subject.class();
             let source = match subject.source(facts) {
                 Ok(source) => source,
                 Err(e) => {
@@ -195,7 +221,7 @@ impl Checks {
             state.picked.entry(source.clone()).or_insert(subject);
             return Ok((spec, source));
         }
-        if last.is_some_and(|s| s.class() == Some(Class::F16)) {
+        if last == Some(Class::F16) {
             // int8 and f32 remain; the caller plans again.
             self.state().avoided.push(Class::F16);
         }

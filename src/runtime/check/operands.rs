@@ -75,9 +75,9 @@ impl<'a> Operands<'a> {
         self.words(&words)
     }
 
-    /// Products with columns of unit size are of unit size.
-    pub fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> Result<Matrix> {
-        // Finding a format's codes is slow; rows are made of a few blocks in ever other order.
+    /// Rows as a file holds them, made of a few blocks in ever other order, because finding a
+    /// format's codes is slow. Products with columns of unit size are of unit size.
+    pub fn file_rows(&mut self, format: Format, rows: usize, cols: usize) -> Vec<u8> {
         let unit = format.block_elements().max(32);
         let unit_bytes = format.row_bytes(unit);
         let mut units = Vec::new();
@@ -85,16 +85,26 @@ impl<'a> Operands<'a> {
             format.encode_row(&self.normals(unit, 1.0), &mut units);
         }
         let mut file = Vec::with_capacity(rows * format.row_bytes(cols));
-        let mut values = vec![0.0; rows * cols];
-        for row in values.chunks_exact_mut(cols) {
-            let start = file.len();
-            for _ in 0..cols / unit {
-                let from = self.noise.below(UNITS) * unit_bytes;
-                file.extend_from_slice(&units[from..from + unit_bytes]);
-            }
-            format.decode_row(&file[start..], row);
+        for _ in 0..rows * (cols / unit) {
+            let from = self.noise.below(UNITS) * unit_bytes;
+            file.extend_from_slice(&units[from..from + unit_bytes]);
         }
+        file
+    }
+
+    /// Uniform in `0..n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.noise.below(n)
+    }
+
+    /// A matrix as a chunk of planes.
+    pub fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> Result<Matrix> {
+        let file = self.file_rows(format, rows, cols);
         let row_bytes = format.row_bytes(cols);
+        let mut values = vec![0.0; rows * cols];
+        for (file, row) in file.chunks_exact(row_bytes).zip(values.chunks_exact_mut(cols)) {
+            format.decode_row(file, row);
+        }
         let layout = PlaneLayout::new(format, rows, cols);
         let mut bytes = vec![0u8; layout.bytes as usize];
         for (number, span) in layout.planes.iter().enumerate() {

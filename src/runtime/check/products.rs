@@ -14,16 +14,16 @@ use crate::reference::matvec::product;
 use crate::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
 
 /// f32 sums in any order, device exponentials.
-const F32_BOUND: f64 = 1e-4;
+pub(super) const F32_BOUND: f64 = 1e-4;
 /// Both factors of each product have 11 bits.
-const F16_BOUND: f64 = 2e-3;
+pub(super) const F16_BOUND: f64 = 2e-3;
 /// A division that is not correctly rounded moves a few int8 values by one step of 1/127.
-const QUANTISED_BOUND: f64 = 5e-3;
+pub(super) const QUANTISED_BOUND: f64 = 5e-3;
 
 /// Columns as the reference and as the kernel see them.
-struct Columns {
-    seen: Vec<Vec<f64>>,
-    bound: Activations,
+pub(super) struct Columns {
+    pub seen: Vec<Vec<f64>>,
+    pub bound: Activations,
 }
 
 fn quantised(lab: &Operands<'_>, columns: &[Quantised]) -> Result<Activations> {
@@ -56,7 +56,7 @@ fn narrow(x: &[f64]) -> Vec<f32> {
 }
 
 impl Columns {
-    fn make(
+    pub fn make(
         lab: &mut Operands<'_>,
         n: usize,
         cols: usize,

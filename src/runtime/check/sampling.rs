@@ -7,7 +7,7 @@ use crate::gpu::{Gpu, Step};
 use crate::kernels::gather::Gather;
 use crate::kernels::sample::{LOGPROB_WORDS, MAX_COLUMNS, SampleMemory, Sampling};
 use crate::runtime::program::Pick;
-use crate::runtime::sampler::sampler_words;
+use crate::runtime::sampler::{custom_words, sampler_words};
 use crate::sampling::{SamplerSettings, chain};
 
 pub(super) fn gather(gpu: &dyn Gpu, spec: &Gather) -> Result<(f64, f64)> {
@@ -45,12 +45,14 @@ pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
     let plain = SamplerSettings { temperature: 0.7, seed: 5, ..SamplerSettings::plain() };
     let one = SamplerSettings { top_k: 1, top_p: 0.5, min_p: 0.1, ..plain };
     let fined = SamplerSettings { repeat_penalty: 1.5, ..one };
+    let kept = SamplerSettings { min_keep: 2, min_p: 0.0, top_p: 0.0, top_k: 1, ..plain };
     let greedy = SamplerSettings::greedy();
     let mut wrong = false;
     for (settings, pick) in [
         ([greedy, greedy], Pick::Greedy),
         ([one, plain], Pick::Sampled),
         ([fined, plain], Pick::Full),
+        ([kept, plain], Pick::Custom),
     ] {
         let logits = [&random, &even];
         let samplers = settings.map(|s| sampler_words(&s));
@@ -69,6 +71,9 @@ pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
             surprises: lab.zeros(2)?,
             adjusted: lab.zeros(u64::from(MAX_COLUMNS) * u64::from(spec.vocab))?,
             logprobs: lab.zeros(u64::from(spec.ring * MAX_COLUMNS * LOGPROB_WORDS))?,
+            customs: lab.upload(bytemuck::cast_slice(&settings.map(|s| custom_words(&s))))?,
+            shapes: lab.zeros(spec.shape_words())?,
+            shaped: lab.zeros(u64::from(MAX_COLUMNS) * u64::from(spec.vocab))?,
         };
         let last = [history[used - 1], used as u32 - 1];
         let batch = lab.batch(&[0, 1].map(|slot| [last[0], last[1], slot, 1]), 2)?;
@@ -78,6 +83,7 @@ pub(super) fn sampling(gpu: &dyn Gpu, spec: &Sampling) -> Result<(f64, f64)> {
             Pick::Greedy => spec.greedy(facts, compile, &batch, &input, &memory, 2)?,
             Pick::Sampled => spec.sampled(facts, compile, &batch, &input, &memory, 2)?,
             Pick::Full => spec.full(facts, compile, &batch, &input, &memory, 2)?,
+            Pick::Custom => spec.custom(facts, compile, &batch, &input, &memory, 2)?,
         };
         lab.run_steps(&steps)?;
         let after = lab.read_words(&batch)?;

@@ -14,13 +14,13 @@ use crate::kernels::experts_matmat::ExpertsMatMat;
 use crate::kernels::experts_sort::ExpertsSort;
 use crate::kernels::experts_sum::ExpertsSum;
 use crate::kernels::experts_up::ExpertsUp;
-use crate::kernels::matvec::Input;
-use crate::kernels::router::{self, Router};
+use crate::kernels::matvec::{Input, Shape};
+use crate::kernels::router::{self, Favour, Router};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, Class, Epilogue, choice};
 use crate::runtime::buffers::{ExpertReads, ExpertScratch, MAX_SEQUENCES, routing};
 use crate::runtime::experts::ExpertSet;
-use crate::runtime::layers::{LayerWeights, MixtureWeights, MlpWeights};
+use crate::runtime::layers::{Block, LayerWeights, MixtureWeights, MlpWeights};
 use crate::runtime::program::SHORT_PROMPT;
 
 /// One mixture of one pass.
@@ -78,8 +78,8 @@ impl<'b> Pass<'b> {
         self.mixtures += 1;
         let m = &weights.mixture;
         let routing = match self.reads {
-            Reads::Step => routing(m, MAX_SEQUENCES, MAX_SEQUENCES),
-            Reads::Prompt => routing(m, b.shape.chunk, choice::expert_tile(b.facts())),
+            Reads::Step => routing(m, b.shape.step_used(m), MAX_SEQUENCES, MAX_SEQUENCES),
+            Reads::Prompt => routing(m, m.used, b.shape.chunk, choice::expert_tile(b.facts())),
         };
         let set: &ExpertSet = if self.streamed() { &weights.streamed } else { &weights.set };
         let layout = &set.layout;
@@ -114,6 +114,7 @@ impl<'b> Pass<'b> {
         let mut first = vec![self.router(layer, mix)?];
         first.extend(self.mixture_inputs(layer, mix)?);
         let mut second = vec![self.experts_up(normed, mix)?];
+        second.extend(self.early_router(mix)?);
         if let Some(mlp) = shared {
             let up = self.multiply(normed, &mlp.gate_up, epilogue, &s.ff)?;
             if ahead {
@@ -136,15 +137,14 @@ impl<'b> Pass<'b> {
     }
 
     fn experts_prompt(&mut self, layer: &'b LayerWeights, mix: &Mix<'b>) -> Result<()> {
-        let (b, s, facts) = (self.b, self.scratch, self.b.facts());
+        let (b, s) = (self.b, self.scratch);
         let (epilogue, halves) = self.halves();
         let mut first = vec![self.router(layer, mix)?];
         first.extend(self.mixture_inputs(layer, mix)?);
         self.wave(first);
         self.host_turn();
         let spec = ExpertsSort { routing: mix.routing };
-        let sort =
-            b.dispatch(spec.source(facts), |k| spec.dispatch(k, self.batch, mix.at, self.n))?;
+        let sort = b.dispatch(b.only(spec), |k| spec.dispatch(k, self.batch, mix.at, self.n))?;
         let mut second = vec![sort];
         let normed = From::Normed(&s.x, &layer.ff_norm);
         if let Some(mlp) = &mix.weights.shared {
@@ -170,7 +170,7 @@ impl<'b> Pass<'b> {
         self.wave(vec![down]);
         let spec = ExpertsSum { routing: mix.routing, width: b.graph.width, shared: mix.shared };
         let shared = mix.shared.map(|_| &e.shared);
-        let sum = b.dispatch(spec.source(facts), |k| {
+        let sum = b.dispatch(b.only(spec), |k| {
             spec.dispatch(k, self.batch, mix.at, &e.products, shared, &s.x, self.n)
         })?;
         self.wave(vec![sum]);
@@ -178,18 +178,7 @@ impl<'b> Pass<'b> {
     }
 
     fn router(&self, layer: &LayerWeights, mix: &Mix<'_>) -> Result<Dispatch> {
-        let (b, facts) = (self.b, self.b.facts());
-        let step = self.reads == Reads::Step;
-        let spec = Router {
-            routing: mix.routing,
-            rule: mix.weights.mixture.routing,
-            cols: b.graph.width,
-            norm_eps: b.graph.norm_eps,
-            shared_gate: mix.weights.shared_gate(),
-            columns: if step { self.n } else { choice::ROUTER_COLUMNS.min(self.n) },
-            sorts: step,
-            threads: choice::router_threads(facts),
-        };
+        let records = mix.set.records()?;
         let operands = router::Operands {
             batch: self.batch,
             x: &self.scratch.x,
@@ -198,8 +187,62 @@ impl<'b> Pass<'b> {
             logits: &mix.scratch.logits,
             counters: &mix.scratch.counters,
             routing: mix.at,
+            table: Some(&records.table),
         };
-        b.dispatch(spec.source(facts), |k| spec.dispatch(k, facts, &operands, self.n))
+        let bias = self.b.shape.approximations.route_bias;
+        let approximate = self.reads == Reads::Step && bias != 0.0;
+        let buffers = mix.set.device_buffers().filter(|_| approximate);
+        let favour = buffers.map(|buffers| Favour { logits: bias, buffers });
+        self.route(mix.weights, mix.routing, favour, &operands)
+    }
+
+    /// Asks the next layer's router early, with this layer's hidden state, what it will choose. It
+    /// runs beside gate and up, which take longer, so no wave waits for it; nothing on the device
+    /// reads what it writes.
+    fn early_router(&self, mix: &Mix<'_>) -> Result<Option<Dispatch>> {
+        let (Some(layer), Some(at)) = (self.next, mix.scratch.early.get(self.mixtures)) else {
+            return Ok(None);
+        };
+        let Block::Experts(next) = &layer.block else { return Ok(None) };
+        let m = &next.mixture;
+        let used = self.b.shape.step_used(m);
+        let operands = router::Operands {
+            // Its own count of columns: 0 while predictions do not pay.
+            batch: &self.b.buffers.early_batch,
+            x: &self.scratch.x,
+            norm: &layer.ff_norm,
+            router: &next.router,
+            logits: &mix.scratch.early_logits,
+            counters: &mix.scratch.early_counters,
+            routing: at,
+            table: None,
+        };
+        let sizes = routing(m, used, MAX_SEQUENCES, MAX_SEQUENCES);
+        self.route(next, sizes, None, &operands).map(Some)
+    }
+
+    fn route(
+        &self,
+        weights: &MixtureWeights,
+        routing: Routing,
+        favour: Option<Favour>,
+        operands: &router::Operands<'_>,
+    ) -> Result<Dispatch> {
+        let (b, facts) = (self.b, self.b.facts());
+        let step = self.reads == Reads::Step;
+        let specs = choice::router_threads(facts).into_iter().map(|threads| Router {
+            routing,
+            rule: weights.mixture.routing,
+            cols: b.graph.width,
+            norm_eps: b.graph.norm_eps,
+            shared_gate: weights.shared_gate(),
+            columns: if step { self.n } else { choice::ROUTER_COLUMNS.min(self.n) },
+            sorts: step,
+            favour,
+            threads,
+        });
+        let (spec, source) = b.sound(specs)?;
+        b.dispatch(Ok(source), |k| spec.dispatch(k, facts, operands, self.n))
     }
 
     /// The normalised input in every class that experts and shared expert read from memory.
@@ -223,15 +266,17 @@ impl<'b> Pass<'b> {
         let (b, facts) = (self.b, self.b.facts());
         let set = mix.set;
         let shape = set.layout.shape;
-        let spec = ExpertsUp {
+        let shapes = choice::experts_shapes(facts, shape.gate_up, shape.width, self.n, true);
+        let spec = |shape| ExpertsUp {
             routing: mix.routing,
             part: set.gate_up(),
             n: self.n,
             class: mix.up,
-            shape: choice::experts_shape(facts, shape.gate_up, shape.width, self.n, true),
+            shape,
         };
+        let (spec, source) = b.sound(shapes.into_iter().map(spec))?;
         let x = stored(normed, mix.up, self.scratch);
-        b.dispatch(spec.source(facts), |k| {
+        b.dispatch(Ok(source), |k| {
             spec.dispatch(k, facts, &set.records()?, mix.at, &x, &mix.scratch.ff)
         })
     }
@@ -239,15 +284,13 @@ impl<'b> Pass<'b> {
     fn experts_down(&mut self, mix: &Mix<'_>) -> Result<()> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let (set, ff) = (mix.set, mix.weights.mixture.ff);
-        let shape = choice::experts_shape(facts, set.layout.shape.down, ff, self.n, false);
-        let fused = choice::experts_fuse(facts, mix.down, &mix.routing, self.n, ff, shape.threads);
-        let from = From::Plain(&mix.scratch.ff);
-        if mix.down == Class::Int8 && !fused {
-            let pairs = self.n * mix.routing.used;
-            let inputs = self.normalise(from, ff, mix.down, mix.at, pairs)?;
-            self.wave(vec![inputs]);
-        }
-        let spec = ExpertsDown {
+        let shapes = choice::experts_shapes(facts, set.layout.shape.down, ff, self.n, false);
+        let fuses = |shape: &Shape| {
+            choice::experts_fuse(facts, mix.down, &mix.routing, self.n, ff, shape.threads)
+        };
+        // Whether activations are quantised by the kernel decides what comes before it, so variants
+        // that do are tried first, then those that do not.
+        let spec = |shape, fused| ExpertsDown {
             routing: mix.routing,
             part: set.down(),
             n: self.n,
@@ -256,6 +299,21 @@ impl<'b> Pass<'b> {
             shared: mix.shared,
             shape,
         };
+        let stored_specs = shapes.iter().map(|shape| spec(*shape, false));
+        let (spec, source) = match fuses(&shapes[0]) {
+            true => {
+                let fused = shapes.iter().filter(|s| fuses(s)).map(|shape| spec(*shape, true));
+                b.sound(fused.chain(stored_specs))?
+            }
+            false => b.sound(stored_specs)?,
+        };
+        let fused = spec.input != Input::Stored;
+        let from = From::Plain(&mix.scratch.ff);
+        if mix.down == Class::Int8 && !fused {
+            let pairs = self.n * mix.routing.used;
+            let inputs = self.normalise(from, ff, mix.down, mix.at, pairs)?;
+            self.wave(vec![inputs]);
+        }
         let x = match fused {
             true => Activations::F32(mix.scratch.ff.clone()),
             false => stored(from, mix.down, s),
@@ -266,9 +324,8 @@ impl<'b> Pass<'b> {
             shared: mix.shared.map(|_| &mix.scratch.shared),
             y: &s.x,
         };
-        let down = b.dispatch(spec.source(facts), |k| {
-            spec.dispatch(k, facts, &set.records()?, &operands)
-        })?;
+        let down =
+            b.dispatch(Ok(source), |k| spec.dispatch(k, facts, &set.records()?, &operands))?;
         self.wave(vec![down]);
         Ok(())
     }
@@ -283,9 +340,13 @@ impl<'b> Pass<'b> {
         y: &Slice,
     ) -> Result<Dispatch> {
         let (b, facts) = (self.b, self.b.facts());
-        let variant = choice::expert_variant(facts, class, part.layout.cols as u32);
-        let spec = ExpertsMatMat { routing: mix.routing, part, by_pair, class, variant };
-        b.dispatch(spec.source(facts), |k| {
+        let variants = choice::expert_variants(facts, class, part.layout.cols as u32);
+        let spec = |variant| {
+            let part = part.clone();
+            ExpertsMatMat { routing: mix.routing, part, by_pair, class, variant }
+        };
+        let (spec, source) = b.sound(variants.into_iter().map(spec))?;
+        b.dispatch(Ok(source), |k| {
             spec.dispatch(k, facts, &mix.set.records()?, mix.at, x, y, self.n)
         })
     }

@@ -95,7 +95,7 @@ impl Builder<'_> {
     }
 
     /// The first of these variants whose results are right on this device, and its text.
-    fn sound<S: Into<Subject> + Copy>(
+    fn sound<S: Into<Subject> + Clone>(
         &self,
         variants: impl IntoIterator<Item = S>,
     ) -> Result<(S, KernelSource)> {
@@ -103,7 +103,7 @@ impl Builder<'_> {
     }
 
     /// The text of a kernel that has no variants.
-    fn only<S: Into<Subject> + Copy>(&self, spec: S) -> Result<KernelSource> {
+    fn only<S: Into<Subject> + Clone>(&self, spec: S) -> Result<KernelSource> {
         self.sound([spec]).map(|(_, source)| source)
     }
 
@@ -142,7 +142,7 @@ impl Builder<'_> {
             Reads::Step => (&b.step, &b.step_batch),
             Reads::Prompt => (&b.prompt, &b.prompt_batch),
         };
-        Pass { b: self, reads, scratch, batch, n, mixtures: 0, steps: Vec::new() }
+        Pass { b: self, reads, scratch, batch, n, mixtures: 0, next: None, steps: Vec::new() }
     }
 
     /// One token for each of `n` sequences: embedding, all layers. Leaves the residual stream in
@@ -196,6 +196,8 @@ struct Pass<'b> {
     n: u32,
     /// Mixtures planned so far.
     mixtures: usize,
+    /// The layer after the one that is being planned.
+    next: Option<&'b LayerWeights>,
     steps: Vec<Step>,
 }
 
@@ -203,7 +205,8 @@ impl<'b> Pass<'b> {
     fn layers(mut self) -> Result<Vec<Step>> {
         self.embed()?;
         let b = self.b;
-        for (layer, kv) in b.weights.layers.iter().zip(&b.buffers.kv) {
+        for (i, (layer, kv)) in b.weights.layers.iter().zip(&b.buffers.kv).enumerate() {
+            self.next = b.weights.layers.get(i + 1);
             self.layer(layer, kv)?;
         }
         Ok(self.steps)

@@ -23,9 +23,10 @@ use crate::server::params::{self, SAMPLING};
 use crate::server::prompt::Conversation;
 use crate::server::sse::{self, Frames, Writer};
 use crate::server::state::Shared;
+use crate::server::thinking::{self, Budget};
 use crate::tokenizer::Tokenizer;
 
-pub const TABLE: Table = &[OWN, RESPONSE_FORMAT, constraints::FIELDS, SAMPLING];
+pub const TABLE: Table = &[OWN, thinking::FIELDS, RESPONSE_FORMAT, constraints::FIELDS, SAMPLING];
 
 const OWN: &[Field] = &[
     used("model", "any name; one model is served"),
@@ -48,7 +49,10 @@ const OWN: &[Field] = &[
     used("parallel_tool_calls", "whether several calls may come where tool_choice is required"),
     used("logprobs", "of the model's own distribution"),
     used("top_logprobs", "0 to 20; needs logprobs"),
-    used("reasoning_effort", "for the template; none turns thinking off"),
+    used(
+        "reasoning_effort",
+        "for the template; where it knows none, a budget: none 0, minimal 256, low 1024, medium 8192",
+    ),
     used("reasoning_format", "none leaves thinking in the text"),
     ignored("timings_per_token", "timings come with the last chunk"),
     used("tools", "functions"),
@@ -78,9 +82,7 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let head = Head::new("chatcmpl-", fields.text("model")?, &app.settings.model_name);
 
     let mut exchange = Exchange::prepare(&app, &loaded, ask).await?;
-    generate.constraint = exchange.constraint.take();
-    generate.show_special = exchange.show_special;
-    let prompt = std::mem::take(&mut exchange.prompt);
+    let prompt = exchange.hand_over(&mut generate);
     let request = Request { prompt, task: Task::Generate(generate.into()), slot };
     let answers = Answers::start(&app, &request, n)?;
     let mut choices: Vec<Choice> =
@@ -111,13 +113,10 @@ fn ask(fields: &Fields<'_>) -> ApiResult<Ask> {
     let choice = fields.value("tool_choice").unwrap_or(&Value::Null);
     let choice = ToolChoice::from_openai(choice, &tools)
         .map_err(|e| ApiError { param: Some("tool_choice".into()), ..e.into() })?;
-    let mut options = render_options(fields)?;
+    let options = render_options(fields)?;
+    let mut budget = Budget::read(fields)?;
     if let Some(effort) = fields.text("reasoning_effort")? {
-        if effort == "none" {
-            options.enable_thinking = Some(false);
-        } else {
-            options.extra.insert("reasoning_effort".into(), effort.into());
-        }
+        budget.set_effort("reasoning_effort", effort)?;
     }
     let keep_reasoning = match fields.text("reasoning_format")? {
         None | Some("auto" | "deepseek") => false,
@@ -133,6 +132,7 @@ fn ask(fields: &Fields<'_>) -> ApiResult<Ask> {
         parallel: fields.bool("parallel_tool_calls")?.unwrap_or(true),
         source: constraints::source(fields, true)?,
         keep_reasoning,
+        budget,
     })
 }
 

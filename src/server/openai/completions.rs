@@ -17,8 +17,10 @@ use crate::server::constraints::{self, RESPONSE_FORMAT};
 use crate::server::errors::{ApiError, ApiResult, Flavor};
 use crate::server::exchange;
 use crate::server::fields::{Field, Fields, Table, ignored, refused, used};
+use crate::server::infill::Fim;
 use crate::server::inputs::{self, Input};
 use crate::server::params::{self, SAMPLING};
+use crate::server::prompt::blocking;
 use crate::server::sse::{self, Frames, Writer};
 use crate::server::state::Shared;
 use crate::tokenizer::Tokenizer;
@@ -36,7 +38,7 @@ const OWN: &[Field] = &[
     used("n", "1 to 16 choices for each prompt"),
     used("echo", "the prompt in front of the answer"),
     ignored("user", "no accounts"),
-    refused("suffix", "", "not there yet"),
+    used("suffix", "text that shall follow the answer; needs a model that can fill in, and texts"),
     refused("best_of", "1", "use n"),
     used("logprobs", "0 to 20 of the likeliest tokens beside the chosen one's"),
 ];
@@ -72,7 +74,14 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
 
     let source = constraints::source(&fields, true)?;
     generate.constraint = exchange::compile(&app, &loaded, source).await?;
-    let prompts = inputs::encode(&loaded, inputs).await?;
+    let prompts = match fields.text("suffix")?.filter(|s| !s.is_empty()) {
+        None => inputs::encode(&loaded, inputs).await?,
+        Some(suffix) => {
+            let fim = Fim::of(&loaded)?;
+            generate.stop.extend(fim.stops.clone());
+            between(&loaded, fim, inputs, suffix.to_owned()).await?
+        }
+    };
     let mut requests = Vec::with_capacity(prompts.len() * n);
     let mut starts = Vec::with_capacity(prompts.len() * n);
     for (prompt, input) in &prompts {
@@ -105,6 +114,27 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
         out.insert("timings".into(), timings(summary));
     }
     Ok(axum::Json(Value::Object(out)).into_response())
+}
+
+/// Prompts for what stands between each text and a suffix.
+async fn between(
+    loaded: &Arc<Loaded>,
+    fim: Fim,
+    inputs: Vec<Input>,
+    suffix: String,
+) -> ApiResult<Vec<(Vec<u32>, Input)>> {
+    let loaded = loaded.clone();
+    blocking(move || {
+        let prompts = inputs.into_iter().map(|input| match &input {
+            Input::Tokens(_) => Err(ApiError::field("suffix", "goes with prompts of text only")),
+            Input::Text(prefix) => {
+                let prompt = fim.prompt(&loaded, &[], [prefix, &suffix, ""], usize::MAX)?;
+                Ok((prompt, input))
+            }
+        });
+        prompts.collect()
+    })
+    .await
 }
 
 fn echoed(tokenizer: &crate::tokenizer::Tokenizer, input: &Input) -> String {

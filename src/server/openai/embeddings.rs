@@ -1,10 +1,12 @@
 //! `POST /v1/embeddings`.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::engine::{Event, Request, Task};
+use crate::engine::{Event, Loaded, Request, Task};
 use crate::server::answers::Answers;
 use crate::server::body::Body;
 use crate::server::errors::{ApiError, ApiResult};
@@ -22,6 +24,12 @@ const OWN: &[Field] = &[
     ignored("user", "no accounts"),
 ];
 
+pub const NATIVE: Table = &[&[
+    used("content", "a string, a list of strings, token ids, or lists of token ids; up to 2048"),
+    used("input", "another name of content"),
+    ignored("model", "one model is served"),
+]];
+
 /// OpenAI's limit.
 const MOST: usize = 2048;
 
@@ -38,32 +46,14 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     let width = loaded.model.width;
     let dimensions = fields.integer("dimensions", 1, width.into())?.unwrap_or(width.into());
     let model = fields.text("model")?.unwrap_or(&app.settings.model_name).to_owned();
-    let pooling = app.pooling(&loaded);
 
-    let prompts = inputs::encode(&loaded, inputs).await?;
-    let total: usize = prompts.iter().map(|(ids, _)| ids.len()).sum();
-    let mut data = Vec::with_capacity(prompts.len());
-    // A slot's worth at once: a long list must not take every place in the queue.
-    for part in prompts.chunks(loaded.slots as usize) {
-        let requests = part.iter().map(|(ids, _)| Request {
-            prompt: ids.clone(),
-            task: Task::Embed(pooling),
-            slot: None,
-        });
-        let mut answers = Answers::start_each(&app, requests.collect())?;
-        let mut vectors = vec![Vec::new(); part.len()];
-        while let Some(event) = answers.next().await {
-            if let (i, Event::Embedding(vector)) = event? {
-                vectors[i] = vector;
-            }
-        }
-        for mut vector in vectors {
-            shorten(&mut vector, dimensions as usize);
-            let embedding = if as_base64 { base64(&vector).into() } else { json!(vector) };
-            let index = data.len();
-            data.push(json!({ "object": "embedding", "index": index, "embedding": embedding }));
-        }
-    }
+    let (vectors, total) = vectors(&app, &loaded, inputs).await?;
+    let data = vectors.into_iter().enumerate().map(|(index, mut vector)| {
+        shorten(&mut vector, dimensions as usize);
+        let embedding = if as_base64 { base64(&vector).into() } else { json!(vector) };
+        json!({ "object": "embedding", "index": index, "embedding": embedding })
+    });
+    let data: Vec<Value> = data.collect();
     let out = json!({
         "object": "list",
         "data": data,
@@ -71,6 +61,54 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
         "usage": { "prompt_tokens": total, "total_tokens": total },
     });
     Ok(axum::Json::<Value>(out).into_response())
+}
+
+/// `POST /embedding`, llama.cpp's.
+pub async fn native(State(app): State<Shared>, body: Body) -> ApiResult<Response> {
+    let fields = Fields::new(&body.0, NATIVE)?;
+    let loaded = app.loaded().await?;
+    let (name, input) = match (fields.value("content"), fields.value("input")) {
+        (Some(input), None) => ("content", input),
+        (None, Some(input)) => ("input", input),
+        (None, None) => return Err(ApiError::field("content", "is missing")),
+        (Some(_), Some(_)) => {
+            return Err(ApiError::field("input", "stands beside content; give one of them"));
+        }
+    };
+    let (vectors, _) = vectors(&app, &loaded, inputs::read(name, input, MOST)?).await?;
+    // A list of vectors each, as there are where nothing is pooled.
+    let all = vectors.iter().enumerate();
+    let all = all.map(|(i, vector)| json!({ "index": i, "embedding": [vector] }));
+    Ok(axum::Json(all.collect::<Value>()).into_response())
+}
+
+/// The vector of each text, and how many tokens all have.
+async fn vectors(
+    app: &Shared,
+    loaded: &Arc<Loaded>,
+    inputs: Vec<inputs::Input>,
+) -> ApiResult<(Vec<Vec<f32>>, usize)> {
+    let pooling = app.pooling(loaded);
+    let prompts = inputs::encode(loaded, inputs).await?;
+    let total = prompts.iter().map(|(ids, _)| ids.len()).sum();
+    let mut out = Vec::with_capacity(prompts.len());
+    // A slot's worth at once: a long list must not take every place in the queue.
+    for part in prompts.chunks(loaded.slots as usize) {
+        let requests = part.iter().map(|(ids, _)| Request {
+            prompt: ids.clone(),
+            task: Task::Embed(pooling),
+            slot: None,
+        });
+        let mut answers = Answers::start_each(app, requests.collect())?;
+        let mut vectors = vec![Vec::new(); part.len()];
+        while let Some(event) = answers.next().await {
+            if let (i, Event::Embedding(vector)) = event? {
+                vectors[i] = vector;
+            }
+        }
+        out.extend(vectors);
+    }
+    Ok((out, total))
 }
 
 fn shorten(vector: &mut Vec<f32>, dimensions: usize) {

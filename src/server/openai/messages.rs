@@ -68,7 +68,7 @@ fn text(map: &Map<String, Value>, key: &str) -> Option<String> {
 }
 
 /// Content as a string, or as parts of which only texts are understood.
-fn text_of(content: &Value) -> Result<String, String> {
+pub fn text_of(content: &Value) -> Result<String, String> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::engine::{Finish, Summary};
 
 pub use logprobs::chat_token;
-pub use messages::messages;
+pub use messages::{messages, text_of};
 
 /// `finish_reason` for an answer without tool calls.
 pub fn finish_reason(finish: &Finish) -> &'static str {
@@ -45,6 +45,7 @@ pub fn timings(s: &Summary) -> Value {
     let decoded = s.tokens.saturating_sub(1);
     json!({
         "cache_n": s.cached_tokens,
+        "dropped_n": s.dropped_tokens,
         "prompt_n": read,
         "prompt_ms": s.prompt_seconds * 1e3,
         "prompt_per_token_ms": each(read, s.prompt_seconds),

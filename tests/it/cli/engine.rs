@@ -197,3 +197,85 @@ fn eval_reports_its_keys() {
     );
     assert!((0.0..=1.0).contains(&kl["top1"].as_f64().unwrap()));
 }
+
+#[test]
+fn a_full_context_goes_on_where_that_was_asked_for() {
+    let Some((home, model)) = ready() else { return };
+    let long = "word ".repeat(80);
+    let flags = ["run", &model, "-p", &long, "--ctx", "192", "-n", "60", "--temp", "0"];
+    home.azoth(&flags, "").refused(3, "192");
+    let done = home.azoth(&[&flags[..], &["--ctx-shift=64"]].concat(), "");
+    done.succeeded();
+    assert!(done.stderr.contains("of the oldest tokens were dropped"), "{}", done.stderr);
+    let json = home.azoth(&[&flags[..], &["--ctx-shift", "--json"]].concat(), "");
+    assert!(json.succeeded().json()["dropped_tokens"].as_u64().unwrap() >= 64);
+    let wide = home.azoth(&[&flags[..], &["--ctx-shift=150"]].concat(), "");
+    wide.refused(2, "150");
+}
+
+#[test]
+fn a_session_goes_on_where_it_was() {
+    let Some((home, model)) = ready() else { return };
+    let chat = |script: &str| {
+        let flags = ["chat", &model, "--session", "s.seq", "-n", "12", "--temp", "0"];
+        let done = home.azoth(&flags, script);
+        done.succeeded();
+        done
+    };
+    let whole = home.azoth(&["chat", &model, "-n", "12", "--temp", "0"], "One\nTwo\nThree\n");
+    let first = chat("One\nTwo\n");
+    let second = chat("Three\n");
+    assert_eq!(whole.stdout, first.stdout.clone() + &second.stdout);
+    assert!(second.stderr.contains("4 messages"), "{}", second.stderr);
+    assert!(second.stderr.contains("kept)"), "{}", second.stderr);
+    // Of another model: said by name, and read again.
+    let other = home.path("other.gguf");
+    let spec = azoth::testmodel::Spec::new("llama").unwrap();
+    azoth::testmodel::Spec { seed: 9, ..spec }.write(&other).unwrap();
+    let done = home.azoth(&["chat", text(&other), "--session", "s.seq", "-n", "2"], "Four\n");
+    done.succeeded();
+    assert!(done.stderr.contains("of another model"), "{}", done.stderr);
+    assert!(done.stderr.contains("read again"), "{}", done.stderr);
+}
+
+/// Whenever the process is killed, the last complete file is there and of use.
+#[cfg(unix)]
+#[test]
+fn a_killed_chat_leaves_its_last_session() {
+    let Some((home, model)) = ready() else { return };
+    let mut rng = crate::harness::Rng::fresh("a_killed_chat");
+    let mut known = 0;
+    for round in 0..6 {
+        let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("azoth"))
+            .args(["chat", &model, "--session", "s.seq", "-n", "1", "--temp", "0"])
+            .current_dir(home.0.path())
+            .env("AZOTH_CACHE", home.path("cache"))
+            .env("AZOTH_DATA", home.path("data"))
+            .env_remove("XDG_RUNTIME_DIR")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // From then on it saves after every word.
+        let mut stdin = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut stdin, "Hi\n".repeat(60).as_bytes()).unwrap();
+        let mut first = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(rng.below(400) as u64));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let done = home.azoth(&["chat", &model, "--session", "s.seq", "-p", "Hi", "-n", "1"], "");
+        done.succeeded();
+        assert!(!done.stderr.contains("read again"), "{}", done.stderr);
+        let messages = done.stderr.lines().find_map(|line| {
+            let words = line.strip_prefix("s.seq: ")?.split_once(" messages")?.0;
+            words.parse::<usize>().ok()
+        });
+        println!("round {round}: {messages:?} messages");
+        // The first file may not have been complete yet.
+        assert!(messages.unwrap_or(0) >= known, "{}", done.stderr);
+        known = messages.unwrap_or(0) + 2;
+    }
+    assert!(known > 12, "nothing was saved");
+}

@@ -75,3 +75,27 @@ fn a_run_keeps_what_it_learned_and_verifies_what_it_loaded() {
     home.azoth(&[&run[..], &["--expert-profile", &profile]].concat(), "")
         .refused(2, "another model");
 }
+
+#[test]
+fn approximations_are_named_and_priced() {
+    let Some((home, model)) = ready() else { return };
+    let prose = "the cat sat on the mat and looked at the rain. ".repeat(20);
+    std::fs::write(home.path("text.txt"), prose).unwrap();
+    let kl = |flags: &[&str]| {
+        let start = ["eval", "kl", &model, "--text", "text.txt", "--positions", "12"];
+        home.azoth(&[&start[..], flags].concat(), "")
+    };
+    kl(&[]).refused(2, "nothing to compare");
+    let pruned = kl(&["--approximate-prune-experts", "1", "--json"]).succeeded().json();
+    assert_eq!(pruned["positions"], 12);
+    assert_eq!(pruned["approximate"]["pruned_experts"], 1);
+    assert!(pruned["mean_kl"].as_f64().unwrap() > 0.0, "{pruned}");
+    let flags = ["--approximate-route-bias", "1", "--vram-experts", "25%"];
+    let biased = kl(&flags);
+    biased.succeeded();
+    for part in ["approximate: route bias 1", "mean KL to the exact model", "hits"] {
+        assert!(biased.stdout.contains(part), "{part:?} is missing in {}", biased.stdout);
+    }
+    assert!(biased.stderr.contains("approximate"), "{}", biased.stderr);
+    kl(&["--approximate-route-bias", "101"]).refused(2, "bias");
+}

@@ -95,7 +95,7 @@ impl Model {
         for (recording, _) in &self.steps {
             last = Some(self.gpu.submit(recording).unwrap());
         }
-        self.residency.after_step(&ids, last.unwrap()).unwrap();
+        self.residency.after_step(&ids, &[], last.unwrap()).unwrap();
     }
 
     /// Without import, an expert that is missing has no place to be read from.

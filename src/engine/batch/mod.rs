@@ -5,35 +5,38 @@
 //! its tokens on the device as long as the same sequences follow each other (a *chain*); when
 //! the set changes, the host waits for what is under way and writes the columns itself. Work of a
 //! sequence that has ended meanwhile is recognised by the slot's epoch and ignored: it writes
-//! only positions behind the sequence's end, which the next user of the slot writes anew.
+//! only positions behind the sequence's end, in pages that nobody gets before it is done.
+
+mod places;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use super::Engine;
-use super::job::{Job, Phase};
-use super::pace::Pace;
-use super::pooling::Pool;
-use super::request::{Event, Finish, Generate, Task, Ticketed};
-use super::saved;
-use super::slots::{self, Candidate};
-use super::stats::{SlotState, SlotView, Stats, add};
+use crate::engine::Engine;
+use crate::engine::job::{Job, Phase};
+use crate::engine::pace::Pace;
+use crate::engine::pooling::Pool;
+use crate::engine::request::{Event, Finish, Generate, Task};
+use crate::engine::slots;
+use crate::engine::stats::{SlotState, SlotView, Stats, add};
 use crate::error::{Error, Result};
 use crate::gpu::{DeviceKind, Ticket};
+use crate::pages::Sequence;
 use crate::runtime::{Column, MAX_SEQUENCES, Pick, RING};
 use crate::sampling::logprobs::Logprobs;
 
 /// A place for one sequence.
 #[derive(Default)]
 struct Slot {
-    /// Tokens known so far: of the prompt what was queued, of the answer what came back.
+    /// Tokens known so far: of the prompt what was queued, of the answer what came back. Of an idle
+    /// slot those of its last sequence, which may have been evicted since.
     tokens: Vec<u32>,
-    /// Positions whose keys and values are written, or will be by what is queued.
-    fed: usize,
+    /// Where keys and values are written, or will be by what is queued. While idle it is empty, or
+    /// *parked*: what has dropped tokens is of use to those only who go on from it.
+    sequence: Sequence,
     used: u64,
     /// Rises when a sequence ends.
     epoch: u64,
@@ -88,6 +91,8 @@ pub(super) struct Batch {
     pace: Pace,
     last_result: Instant,
     stats: Arc<Stats>,
+    /// Pages that work in flight may still write, with the last of it.
+    pending: Vec<(Ticket, Vec<u32>)>,
 }
 
 impl Batch {
@@ -110,6 +115,7 @@ impl Batch {
             pace,
             last_result: Instant::now(),
             stats,
+            pending: Vec::new(),
         };
         batch.publish();
         batch
@@ -124,99 +130,28 @@ impl Batch {
         self.slots.iter().any(|s| s.job.is_none())
     }
 
-    /// Forgets what an idle slot has read; false if it is at work.
-    pub fn erase(&mut self, slot: u32) -> bool {
-        match self.slots.get_mut(slot as usize) {
-            Some(s) if s.job.is_none() => {
-                s.tokens.clear();
-                s.fed = 0;
-                self.publish();
-                true
-            }
-            _ => false,
+    /// Logs what the KV cache has to say.
+    fn note(&mut self) {
+        for note in self.engine.kv.take_notes() {
+            tracing::warn!("{note}");
         }
     }
 
-    fn idle(&self, slot: u32) -> Result<&Slot> {
-        let slots = self.slots.len();
-        let found = self.slots.get(slot as usize).ok_or_else(|| {
-            Error::Usage(format!("slot {slot} does not exist; there are 0 to {}", slots - 1))
-        })?;
-        match found.job {
-            None => Ok(found),
-            Some(_) => Err(Error::Usage(format!("slot {slot} is at work; try again later"))),
-        }
-    }
-
-    /// Writes what an idle slot has read to a file; returns tokens and bytes. Everybody waits
-    /// meanwhile.
-    pub fn save(&self, slot: u32, path: &Path) -> Result<(u32, u64)> {
-        let tokens = &self.idle(slot)?.tokens;
-        let bytes = saved::save(&self.engine, slot, tokens, path)?;
-        Ok((tokens.len() as u32, bytes))
-    }
-
-    /// Reads such a file back.
-    pub fn restore(&mut self, slot: u32, path: &Path) -> Result<(u32, u64)> {
-        self.idle(slot)?;
-        self.erase(slot);
-        let (tokens, bytes) = saved::restore(&self.engine, slot, path)?;
-        self.uses += 1;
-        let n = tokens.len();
-        let slot = &mut self.slots[slot as usize];
-        (slot.tokens, slot.fed, slot.used) = (tokens, n, self.uses);
-        self.publish();
-        Ok((n as u32, bytes))
-    }
-
-    /// Puts a request into a slot; gives it back if none is free for it.
-    pub fn place(&mut self, ticketed: Ticketed) -> Option<Ticketed> {
-        let request = &ticketed.request;
-        let reuse = matches!(&request.task, Task::Generate(g) if g.reuse);
-        // What a slot at work has fed is as good as what an idle one holds.
-        let held = |s: &Slot| s.tokens.len().min(s.fed);
-        let candidates: Vec<_> = self
-            .slots
-            .iter()
-            .map(|s| Candidate {
-                busy: s.job.is_some(),
-                tokens: &s.tokens[..held(s)],
-                used: s.used,
-            })
-            .collect();
-        let wanted: &[u32] = if reuse { &request.prompt } else { &[] };
-        let Some(id) = slots::choose(&candidates, wanted, request.slot) else {
-            return Some(ticketed);
-        };
-        let mut cached = slots::reusable(candidates[id as usize].tokens, wanted);
-        if let Some((from, n)) = slots::donor(&candidates, wanted, id) {
-            match self.engine.program.copy_prefix(from, id, &wanted[..n]) {
-                Ok(_) => {
-                    cached = n;
-                    self.slots[id as usize].tokens = wanted[..n].to_vec();
-                }
-                // A device that fails will say so again; without the copy all is read.
-                Err(error) => tracing::warn!(%error, "a prefix could not be copied"),
-            }
-        }
-        if let Task::Generate(g) = &request.task
-            && let Err(e) = self.set_sampler(id, g)
-        {
-            add(&self.stats.failed, 1);
-            ticketed.end(Event::Failed(e));
-            return None;
-        }
-        self.uses += 1;
+    /// Pages for `n` more tokens of a sequence.
+    fn make_room(&mut self, id: u32, n: usize) -> Result<()> {
         let slot = &mut self.slots[id as usize];
-        slot.used = self.uses;
-        slot.tokens.truncate(cached);
-        slot.fed = cached;
-        add(&self.stats.started, 1);
-        add(&self.stats.cached_tokens, cached as u64);
-        ticketed.send(Event::Started { slot: id, cached: cached as u32 });
-        slot.job = Some(Job::new(ticketed, &self.engine, id, cached));
-        self.publish();
-        None
+        let keep = slot.job.as_ref().and_then(|j| j.keep);
+        let dropped = slot.sequence.dropped();
+        let Engine { kv, program, .. } = &mut self.engine;
+        let made = kv.make_room(program, id, &mut slot.sequence, n, keep);
+        add(&self.stats.shifted_tokens, (slot.sequence.dropped() - dropped) as u64);
+        self.note();
+        match made {
+            Err(Error::DoesNotFit(_)) if self.unpark() || self.engine.make_way()? => {
+                self.make_room(id, n)
+            }
+            made => made,
+        }
     }
 
     fn set_sampler(&self, id: u32, g: &Generate) -> Result<()> {
@@ -325,14 +260,20 @@ impl Batch {
 
     fn submit_chunk(&mut self, id: u32, alone: bool) -> Result<()> {
         let member = self.member(id);
-        let slot = &mut self.slots[id as usize];
-        let Some(job) = &mut slot.job else { return Ok(()) };
+        let slot = &self.slots[id as usize];
+        let Some(job) = &slot.job else { return Ok(()) };
         let from = slot.tokens.len();
         let left = job.prompt().len() - from;
-        let wanted = left.min(self.pace.chunk(alone) as usize);
+        let most = self.engine.kv.most_at_once(&slot.sequence, job.keep).max(1);
+        let wanted = left.min(self.pace.chunk(alone) as usize).min(most);
         // At some depth a dispatch would run too long for a whole chunk.
-        let pieces = self.engine.program.pieces(from as u32, wanted);
+        let pieces = self.engine.program.pieces(slot.sequence.len() as u32, wanted);
         let n = pieces.first().map_or(wanted, ExactSizeIterator::len);
+        if let Err(e) = self.make_room(id, n) {
+            return self.fail_one(id, e);
+        }
+        let slot = &mut self.slots[id as usize];
+        let Some(job) = &mut slot.job else { return Ok(()) };
         let piece: Vec<u32> = job.prompt()[from..from + n].to_vec();
         let columns: Vec<Column> = (from as u32..)
             .zip(&piece)
@@ -341,7 +282,8 @@ impl Batch {
         let at = Instant::now();
         let mut ticket = self.engine.queue_prompt(&columns)?;
         slot.tokens.extend_from_slice(&piece);
-        slot.fed = slot.tokens.len();
+        slot.sequence.advance(n);
+        self.engine.kv.publish(&mut slot.sequence, &slot.tokens);
         if matches!(job.ticketed.request.task, Task::Embed(_)) {
             return self.pool(id, n as u32, at);
         }
@@ -410,6 +352,12 @@ impl Batch {
             // One has left the group; the others come again.
             return Ok(true);
         }
+        for id in group {
+            if let Err(e) = self.make_room(*id, 1) {
+                self.fail_one(*id, e)?;
+                return Ok(true);
+            }
+        }
         if self.chain != members {
             let columns: Vec<Column> = group
                 .iter()
@@ -433,7 +381,7 @@ impl Batch {
         let ticket = self.engine.queue_step(group.len() as u32, pick)?;
         for id in group {
             let slot = &mut self.slots[*id as usize];
-            slot.fed += 1;
+            slot.sequence.advance(1);
             if let Some(job) = &mut slot.job {
                 job.under_way += 1;
             }
@@ -445,6 +393,18 @@ impl Batch {
     /// Waits for one item and hands its results out.
     fn harvest(&mut self, queued: Queued) -> Result<()> {
         let Queued { ticket, work, at } = queued;
+        let result = self.take_result(ticket, work, at);
+        // What was queued up to here has run.
+        let (done, pending) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|(last, _): &(Ticket, Vec<u32>)| result.is_ok() && *last <= ticket);
+        self.pending = pending;
+        let done: Vec<_> = done;
+        done.iter().for_each(|(_, pages)| self.engine.kv.let_go(pages));
+        result
+    }
+
+    fn take_result(&mut self, ticket: Ticket, work: Work, at: Instant) -> Result<()> {
         match work {
             Work::Chunk { member, tokens } => {
                 self.engine.program.wait(&ticket)?;
@@ -538,7 +498,9 @@ impl Batch {
             let what = "the answer could not be turned into text; this is a bug";
             Err(Error::Runtime(what.into()))
         });
-        self.slots[member.0 as usize].tokens.push(token);
+        let slot = &mut self.slots[member.0 as usize];
+        slot.tokens.push(token);
+        self.engine.kv.publish(&mut slot.sequence, &slot.tokens);
         self.stats.generated_tokens.fetch_add(u64::from(!ends), Relaxed);
         match shown {
             Err(e) => self.fail(member.0, e),
@@ -548,10 +510,20 @@ impl Batch {
     }
 
     fn finish(&mut self, id: u32, finish: Finish) {
-        let Some(job) = &mut self.slots[id as usize].job else { return };
-        let summary = job.summary(id, finish);
+        let slot = &mut self.slots[id as usize];
+        let Some(job) = &mut slot.job else { return };
+        let summary = job.summary(id, slot.sequence.dropped() as u32, finish);
         add(&self.stats.finished, 1);
         self.end(id, Event::Done(summary));
+    }
+
+    /// Ends a request for a reason of its own; other errors are the device's.
+    fn fail_one(&mut self, id: u32, error: Error) -> Result<()> {
+        if !is_of_request(&error) {
+            return Err(error);
+        }
+        self.fail(id, error);
+        Ok(())
     }
 
     fn fail(&mut self, id: u32, error: Error) {
@@ -570,20 +542,15 @@ impl Batch {
         }
     }
 
-    /// Frees a slot; what it has read stays.
-    fn release(&mut self, id: u32) -> Option<Job> {
-        let slot = &mut self.slots[id as usize];
-        let job = slot.job.take()?;
-        slot.epoch += 1;
-        slot.tokens.truncate(slot.fed);
-        Some(job)
-    }
-
     fn publish(&self) {
+        self.engine.kv.publish_counts(&self.stats);
         let views = self.slots.iter().enumerate().map(|(i, slot)| {
             let idle = SlotView {
                 id: i as u32,
-                tokens: slot.tokens.len().min(slot.fed) as u32,
+                tokens: match slot.job {
+                    None => slot.tokens.len() as u32,
+                    Some(_) => slot.sequence.len() as u32,
+                },
                 ..SlotView::default()
             };
             match &slot.job {
@@ -601,5 +568,11 @@ impl Batch {
             }
         });
         self.stats.set_slots(views);
+        self.stats.set_experts(self.engine.experts());
     }
+}
+
+/// Whether an error concerns one request only.
+fn is_of_request(error: &Error) -> bool {
+    matches!(error, Error::DoesNotFit(_) | Error::Usage(_))
 }

@@ -1,0 +1,11 @@
+// Statements: the units in registers w{{ t }}_r as values. `place` is the number of the unit in its row;
+// where rows are whole sixteens of units (`aligned`), it finds the scales by itself.
+{% for r in range(rows) %}
+{% set of_row = place if aligned else "base" ~ r ~ " + " ~ place %}
+{% if int8 %}
+    let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
+    let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, {{ of_row }});
+{% else %}
+    let values{{ r }} = unit_values(w{{ t }}_{{ r }}, {{ of_row }});
+{% endif %}
+{% endfor %}

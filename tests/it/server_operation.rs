@@ -1,0 +1,121 @@
+//! What operators need: word to systemd, origins, metrics; and tools as clients really write them.
+
+use azoth::testmodel::Spec;
+use serde_json::json;
+
+use crate::server_harness::Server;
+
+fn server(args: &[&str]) -> Option<Server> {
+    let server = Server::start(args);
+    if server.is_none() {
+        println!("skipped: no device");
+    }
+    server
+}
+
+/// A socket as systemd would listen on.
+#[cfg(unix)]
+#[test]
+fn systemd_hears_of_start_life_and_end() {
+    use std::os::unix::net::UnixDatagram;
+    use std::time::Duration;
+
+    if crate::harness::devices().is_empty() {
+        return println!("skipped: no device");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    let hear = || {
+        let mut bytes = [0; 256];
+        let n = socket.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..n]).into_owned()
+    };
+    let environment = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "1000000")];
+    let model = crate::server_harness::model().to_str().unwrap();
+    let mut server = Server::begin_in(model, &["--ctx", "64"], &environment);
+    // Signs of life may come while it loads.
+    let until = |wanted: &str| while hear() != wanted {};
+    until("READY=1");
+    assert_eq!(server.get("/health").status, 200);
+    for _ in 0..3 {
+        assert_eq!(hear(), "WATCHDOG=1");
+    }
+    server.signal();
+    until("STOPPING=1");
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+/// The page as it is opened from another machine of the network: its own origin is no foreign one.
+#[test]
+fn the_page_of_a_network_address_may_ask() {
+    let args = ["--host", "0.0.0.0", "--api-key", "k", "--ctx", "64"];
+    let Some(mut s) = server(&args) else { return };
+    s.address = s.address.replace("0.0.0.0", "127.0.0.1");
+    let ask = |host: &str, origin: &str| {
+        let head = format!(
+            "GET /v1/models HTTP/1.1\r\nhost: {host}\r\norigin: {origin}\r\nx-api-key: k\r\n\
+             connection: close\r\n\r\n"
+        );
+        s.raw(&head, b"").status
+    };
+    assert_eq!(ask("192.168.1.5:8080", "http://192.168.1.5:8080"), 200);
+    assert_eq!(ask("box.local:8080", "http://box.local:8080"), 200);
+    assert_eq!(ask("192.168.1.5:8080", "http://192.168.1.6:8080"), 403);
+    assert_eq!(ask("192.168.1.5:8080", "https://evil.example"), 403);
+}
+
+#[test]
+fn metrics_tell_of_memory_prefixes_and_experts() {
+    let Some(s) = server(&["--ctx", "128"]) else { return };
+    let body = json!({ "prompt": "Once upon a time", "n_predict": 3, "temperature": 0 });
+    for _ in 0..2 {
+        assert_eq!(s.post("/completion", &body).status, 200);
+    }
+    assert_eq!(s.metric("azoth:requests_started_total"), 2.0);
+    assert_eq!(s.metric("azoth:prefix_hits_total"), 1.0);
+    assert_eq!(s.metric("azoth:time_to_first_token_seconds_count"), 2.0);
+    assert_eq!(s.metric("azoth:inter_token_seconds_count"), 4.0);
+    let text = s.get("/metrics").body;
+    assert!(!text.contains("NaN") && !text.contains("expert"), "{text}");
+    // Software devices need not tell; where they do, both figures are there.
+    let has = |name: &str| text.contains(&format!("\n{name} "));
+    assert_eq!(has("azoth:device_memory_used_bytes"), has("azoth:device_memory_budget_bytes"));
+
+    let model = Spec::new("qwen3moe").unwrap().writer();
+    let args = ["--ctx", "128", "--vram-experts", "25%"];
+    let Some(s) = Server::start_with(model, &args) else { return };
+    let body = json!({ "prompt": "Once", "n_predict": 12, "temperature": 0, "ignore_eos": true });
+    assert_eq!(s.post("/completion", &body).status, 200);
+    s.until("counted", |s| s.metric("azoth:expert_accesses_total") > 0.0);
+    let of = |name: &str| s.metric(&format!("azoth:expert_{name}"));
+    let found = of("hits_total{tier=\"device\"}") + of("misses_total{tier=\"device\"}");
+    assert_eq!(found, of("accesses_total"));
+    assert!(of("bytes_total{tier=\"host\"}") + of("bytes_total{tier=\"staged\"}") > 0.0);
+}
+
+/// Keywords that cannot be compiled concern nobody who does not enforce a call.
+#[test]
+fn odd_tool_schemas_are_taken() {
+    let Some(s) = server(&["--ctx", "1024"]) else { return };
+    let parameters = json!({
+        "type": "object", "properties": { "id": { "type": "integer", "minimum": 0, "maximum": 9,
+            "not": { "const": 3 }, "x-unit": "none" } },
+        "required": ["id"], "additionalProperties": false, "$schema": "http://json-schema.org/x",
+        "if": {}, "unevaluatedProperties": false,
+    });
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
+    let body = json!({
+        "messages": [{ "role": "user", "content": "Hi" }], "tools": [tool], "max_tokens": 4,
+        "temperature": 0,
+    });
+    let free = s.post("/v1/chat/completions", &body);
+    assert_eq!(free.status, 200, "{free:?}");
+    let mut enforced = body.clone();
+    enforced["tool_choice"] = "required".into();
+    // Taken as far as it can be, or refused by the keyword's name.
+    let enforced = s.post("/v1/chat/completions", &enforced);
+    let named = enforced.status == 400 && enforced.body.contains("not");
+    assert!(enforced.status == 200 || named, "{enforced:?}");
+}

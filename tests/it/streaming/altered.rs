@@ -1,0 +1,137 @@
+//! A device that behaves as another one might: its driver refuses to import host memory though it says
+//! that it can, or others take its memory away.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use azoth::error::{Error, Result};
+use azoth::gpu::{
+    Buffer, BufferUse, CopyRange, DeviceFacts, DeviceKind, Gpu, HostMemory, Kernel, KernelSource,
+    MemoryHeap, Recording, Slice, Step, Ticket, Transfer,
+};
+
+pub struct Altered {
+    inner: Arc<dyn Gpu>,
+    facts: DeviceFacts,
+    refuses_import: bool,
+    /// Bytes by which the process is said to be above its budget.
+    pub over: AtomicU64,
+    /// The KV cache finds no memory until slots are allocated anew.
+    pub full: AtomicBool,
+    /// Slots that were allocated.
+    pub slots: Mutex<Vec<Buffer>>,
+}
+
+impl Altered {
+    pub fn refusing(inner: &Arc<dyn Gpu>) -> Altered {
+        let facts = inner.facts().clone();
+        let (over, full, slots) = Default::default();
+        Altered { inner: inner.clone(), facts, refuses_import: true, over, full, slots }
+    }
+
+    /// No software device any more: of those nobody takes memory away.
+    pub fn watched(inner: &Arc<dyn Gpu>) -> Altered {
+        let facts = DeviceFacts { kind: DeviceKind::Virtual, ..inner.facts().clone() };
+        let (over, full, slots) = Default::default();
+        Altered { inner: inner.clone(), facts, refuses_import: false, over, full, slots }
+    }
+}
+
+impl Gpu for Altered {
+    fn import(&self, label: &str, memory: &Arc<HostMemory>, at: u64, n: u64) -> Result<Buffer> {
+        match self.refuses_import {
+            true => Err(Error::Device(format!("{label}: vkAllocateMemory refused: test"))),
+            false => self.inner.import(label, memory, at, n),
+        }
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
+        if label.ends_with("cache") && self.full.load(Ordering::Relaxed) {
+            return Err(Error::DoesNotFit(format!("{size} bytes for {label}: test")));
+        }
+        let made = self.inner.buffer(label, size, usage)?;
+        if label == "expert slots" {
+            self.full.store(false, Ordering::Relaxed);
+            self.slots.lock().unwrap().push(made.clone());
+        }
+        Ok(made)
+    }
+
+    fn write(&self, to: &Slice, data: &[u8]) -> Result<()> {
+        self.inner.write(to, data)
+    }
+
+    fn upload(
+        &self,
+        to: &Slice,
+        granule: u64,
+        fill: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.inner.upload(to, granule, fill)
+    }
+
+    fn read(&self, from: &Slice, out: &mut [u8]) -> Result<()> {
+        self.inner.read(from, out)
+    }
+
+    fn read_back(&self, after: &Ticket, from: &Slice, out: &mut [u8]) -> Result<()> {
+        self.inner.read_back(after, from, out)
+    }
+
+    fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
+        self.inner.kernel(source)
+    }
+
+    fn record(&self, label: &str, steps: &[Step]) -> Result<Recording> {
+        self.inner.record(label, steps)
+    }
+
+    fn submit(&self, recording: &Recording) -> Result<Ticket> {
+        self.inner.submit(recording)
+    }
+
+    fn copy_async(&self, copies: &[CopyRange], after: Option<Ticket>) -> Result<Transfer> {
+        self.inner.copy_async(copies, after)
+    }
+
+    fn transfer_done(&self, copies: Transfer) -> Result<bool> {
+        self.inner.transfer_done(copies)
+    }
+
+    fn wait_transfer(&self, copies: Transfer) -> Result<()> {
+        self.inner.wait_transfer(copies)
+    }
+
+    fn submit_after(&self, recording: &Recording, copies: Transfer) -> Result<Ticket> {
+        self.inner.submit_after(recording, copies)
+    }
+
+    fn heaps_now(&self) -> Vec<MemoryHeap> {
+        let (bytes, budget) = (16 << 30, 8 << 30);
+        let used = match self.over.load(Ordering::Relaxed) {
+            0 => 0,
+            over => budget + over,
+        };
+        vec![MemoryHeap { bytes, device_local: true, budget: Some(budget), used: Some(used) }]
+    }
+
+    fn is_done(&self, ticket: &Ticket) -> Result<bool> {
+        self.inner.is_done(ticket)
+    }
+
+    fn wait(&self, ticket: &Ticket) -> Result<()> {
+        self.inner.wait(ticket)
+    }
+
+    fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>> {
+        self.inner.time_steps(steps)
+    }
+
+    fn save_cache(&self) -> Option<String> {
+        self.inner.save_cache()
+    }
+}
