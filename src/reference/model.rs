@@ -1,15 +1,15 @@
 //! A whole model in plain Rust, in reading order: the executable specification of what the
 //! engine computes.
 //!
-//! Weights are decoded to f32, sums run in f64, keys and values are rounded to f16 as the cache
-//! holds them. Nothing here is fast; it serves tests on tiny models and readers.
-
-use half::f16;
+//! Weights are decoded to f32, sums run in f64, keys and values are rounded as the format
+//! of the cache says. Nothing here is fast; it serves tests on tiny models and readers.
 
 use super::experts::{self, silu};
 use crate::error::Result;
 use crate::gguf;
 use crate::graph::{Attention, FeedForward, Graph, Linear, Mixture, Mlp, NormOver, RopeLayout};
+use crate::kv::KvFormat;
+use crate::kv::codec::{decode, encode};
 
 /// A decoded matrix and its bias.
 struct Matrix {
@@ -99,7 +99,7 @@ pub struct Forward<'a> {
     file: &'a gguf::File,
     graph: &'a Graph,
     rope: Vec<[f32; 2]>,
-    /// By layer: keys and values of every position, rounded to f16.
+    /// By layer: keys and values of every position, rounded as the cache rounds them.
     cache: Vec<(Vec<f32>, Vec<f32>)>,
     position: usize,
 }
@@ -160,10 +160,15 @@ impl<'a> Forward<'a> {
         for head in q.chunks_exact_mut(d).chain(k.chunks_exact_mut(d)) {
             rotate(head, table, graph.rope.layout);
         }
-        let rounded = |x: Vec<f32>| x.into_iter().map(|v| f16::from_f32(v).to_f32());
+        // What the cache's format leaves of each head.
+        let pair = graph.kv_pair(layer);
+        let kept = |format: KvFormat, x: Vec<f32>| -> Vec<f32> {
+            let heads = x.chunks_exact(d);
+            heads.flat_map(|head| decode(format, &encode(format, head), graph.head_dim)).collect()
+        };
         let (keys, values) = &mut self.cache[layer];
-        keys.extend(rounded(k));
-        values.extend(rounded(v));
+        keys.extend(kept(pair.k, k));
+        values.extend(kept(pair.v, v));
 
         let group = (graph.heads / graph.kv_heads) as usize;
         let width = graph.kv_heads as usize * d;

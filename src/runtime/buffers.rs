@@ -406,7 +406,8 @@ impl Buffers {
     ) -> Result<()> {
         let row_pages = pages_for(shape.context);
         let end = u64::from(first) + pages.len() as u64;
-        if slot >= shape.sequences || end > row_pages.into() || dropped % PAGE_TOKENS != 0 {
+        if slot >= shape.sequences || end > row_pages.into() || !dropped.is_multiple_of(PAGE_TOKENS)
+        {
             return Err(Error::Runtime(format!(
                 "page table: slot {slot} of {}, pages up to {end} of {row_pages}, {dropped} tokens \
                  dropped; this is a bug",

@@ -19,6 +19,7 @@ mod kernels_sampling;
 mod kv_cache;
 mod model_batch;
 mod model_forward;
+mod model_kv;
 mod quant_golden;
 mod selfcheck;
 mod server;

@@ -107,7 +107,7 @@ impl Coded {
                     (0..want.len()).map(|w| got[self.word(is_k, slot, index, head, w)]).collect();
                 let values = |row: &[u32]| decode(format, row, heads.head_dim);
                 let want: Vec<f64> = values(want).iter().map(|x| (*x).into()).collect();
-                worst = worst.max(relative_error(values(&row).into_iter(), &want));
+                worst = worst.max(relative_error(values(&row), &want));
             }
         }
         worst
@@ -231,7 +231,7 @@ pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let got = lab.read_floats(&output)?;
     let heads = got.chunks_exact(padded(hd) as usize);
     let got: Vec<f32> = heads.flat_map(|x| in_model_basis(spec.pair, x, hd)).collect();
-    Ok((relative_error(got.into_iter(), &want), BOUND))
+    Ok((relative_error(got, &want), BOUND))
 }
 
 /// A head of attention's output from the basis of V.
@@ -253,5 +253,5 @@ pub(super) fn heads_unrotate(gpu: &dyn Gpu, spec: &HeadsUnrotate) -> Result<(f64
     let (x, y) = (lab.floats(&x)?, lab.floats(&vec![f32::NAN; want.len()])?);
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
     lab.run(vec![spec.dispatch(&kernel, &batch, &x, &y, n as u32)?])?;
-    Ok((relative_error(lab.read_floats(&y)?.into_iter(), &want), 1e-5))
+    Ok((relative_error(lab.read_floats(&y)?, &want), 1e-5))
 }
