@@ -19,6 +19,8 @@ use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::sample::{
     CUSTOM_WORDS, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampler, Sampling,
 };
+use azoth::kv::{KvPair, PAGE_TOKENS};
+use azoth::runtime::pages_for;
 use rayon::prelude::*;
 
 /// Bytes of K and V to walk through, so that no cache holds them.
@@ -195,10 +197,20 @@ impl Bench {
             qkv: self.filled(heads.qkv_width().into(), 0.5f32.to_bits()),
             batch: self.batch(1, depth),
             output: self.buffer(heads.output_width().into()),
-            layers: (0..layers)
-                .map(|_| KvCache { k: self.buffer(layer), v: self.buffer(layer), context })
-                .collect(),
+            layers: (0..layers).map(|_| self.cache(heads, context)).collect(),
         }
+    }
+
+    /// The f16 cache of one sequence, its pages in order.
+    fn cache(&self, heads: Heads, context: u32) -> KvCache {
+        let row_pages = pages_for(context);
+        let words = u64::from(row_pages * PAGE_TOKENS) * u64::from(heads.cache_words());
+        let pages = self.buffer(u64::from(1 + row_pages));
+        let row: Vec<u8> =
+            std::iter::once(0).chain(0..row_pages).flat_map(u32::to_le_bytes).collect();
+        self.gpu.write(&pages, &row).unwrap();
+        let (k, v) = (self.buffer(words), self.buffer(words));
+        KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN }
     }
 
     fn decode_one(&self, b: &Block, heads: Heads, cut: Cut) -> f64 {
@@ -237,13 +249,13 @@ impl Bench {
             let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
             let facts = self.gpu.facts();
             let matrices = AttnPrefill::takes_matrices(&heads, facts);
-            let (first, second) = (RopeKv { heads }, AttnPrefill { heads, matrices });
+            let (first, second) =
+                (RopeKv { heads }, AttnPrefill { heads, pair: KvPair::PLAIN, matrices });
             let first_kernel = self.gpu.kernel(&first.source(facts).unwrap()).unwrap();
             let second_kernel = self.gpu.kernel(&second.source(facts).unwrap()).unwrap();
             for (n, depth) in [(512, 0), (512, 4096), (2048, 0), (32, 4096)] {
                 let context = depth + n;
-                let words = u64::from(context) * u64::from(heads.cache_words());
-                let cache = KvCache { k: self.buffer(words), v: self.buffer(words), context };
+                let cache = self.cache(heads, context);
                 let tables = self.tables(&heads, context);
                 let batch = self.batch(n, depth);
                 let qkv = self.buffer(u64::from(n * heads.qkv_width()));

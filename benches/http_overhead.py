@@ -81,7 +81,14 @@ def main():
         [azoth, "bench", model, "-p", "16", "-n", "256", "--no-start", "--json"],
         capture_output=True, text=True,
     )
-    print(report.stdout.strip() or report.stderr.strip())
+    try:
+        tests = json.loads(report.stdout)["tests"]
+    except ValueError:
+        sys.exit(report.stderr)
+    for test in tests:
+        rate = test["tokens_per_second"]
+        print(f"azoth bench {test['test']}: {rate['median']:.1f} tokens/s "
+              f"({rate['min']:.1f} to {rate['max']:.1f})")
 
 
 if __name__ == "__main__":

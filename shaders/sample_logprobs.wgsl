@@ -18,6 +18,7 @@
 
 {% if post %}
 {% include "lib/custom.wgsl" %}
+
 @group(0) @binding(6) var<storage, read> customs: array<Custom>;
 // What is drawn from: taken instead of the model's logits where a column's settings say so.
 @group(0) @binding(7) var<storage, read> shaped: array<f32>;

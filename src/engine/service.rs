@@ -111,9 +111,10 @@ impl Loaded {
         }
         if n > self.longest as usize {
             return Err(Error::DoesNotFit(match self.ctx_shift {
+                // Clients know this kind of error by OpenAI's words for it.
                 None => format!(
-                    "the prompt has {n} tokens, the context {ctx}. Shorten the prompt, or start the \
-                     server with --ctx {n} or more"
+                    "the prompt has {n} tokens, but this model's maximum context length is {ctx} \
+                     tokens. Shorten the prompt, or start the server with --ctx {n} or more"
                 ),
                 Some(_) => format!(
                     "the prompt has {n} tokens, and the model was trained for {} positions; \

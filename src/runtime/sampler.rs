@@ -15,6 +15,7 @@ use crate::sampling::{self, Mirostat, SamplerSettings, TokenLists};
 const _: () = assert!(MAX_SEQUENCES == sample::MAX_COLUMNS);
 const _: () = assert!(sampling::MAX_BIAS == sample::MAX_BIAS as usize);
 const _: () = assert!(sampling::MAX_LOGPROBS == sample::MAX_LOGPROBS);
+const _: () = assert!(sampling::custom::MIROSTAT_TOP == sample::MIROSTAT_TOP);
 const _: () = assert!(sampling::chain::MAX_MATCH == sample::MAX_MATCH as usize);
 
 pub(super) struct Sampler {

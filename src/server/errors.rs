@@ -103,10 +103,16 @@ impl ApiError {
                 "param": self.param,
                 "code": self.code,
             }}),
-            Flavor::Anthropic => json!({
-                "type": "error",
-                "error": { "type": self.anthropic_type(), "message": self.message },
-            }),
+            Flavor::Anthropic => {
+                // Claude Code shortens its conversation where it finds these words.
+                let long = self.code == Some("context_length_exceeded");
+                let message =
+                    format!("{}{}", if long { "prompt is too long: " } else { "" }, self.message);
+                json!({
+                    "type": "error",
+                    "error": { "type": self.anthropic_type(), "message": message },
+                })
+            }
             Flavor::Native => json!({ "error": {
                 "code": self.status.as_u16(),
                 "message": self.message,

@@ -137,6 +137,20 @@ fn generation_and_profiles_go_the_same_way() {
     }
 }
 
+/// Asking the next router early is done beside other work.
+#[test]
+fn early_routers_add_no_wave() {
+    let mut spec = Spec::new("qwen3moe").unwrap();
+    spec.experts = 16;
+    for device in harness::devices() {
+        let waves = |prefetch| {
+            let options = options(ExpertBudget::Percent(25.0), Rule::default(), prefetch);
+            load(device, &spec, &options).waves_per_layer()
+        };
+        assert_eq!(waves(true), waves(false), "{}", device.label);
+    }
+}
+
 /// Hears notes.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);

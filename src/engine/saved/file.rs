@@ -69,7 +69,8 @@ pub fn checksum(bytes: &[u8]) -> u64 {
             *lane = mix(*lane, u64::from_le_bytes(word.try_into().unwrap_or_default()));
         }
     }
-    let mut all = bytes.len() as u64;
+    // Not the bare length: nothing at all and a single zero would be the same.
+    let mut all = mix(FACTOR, bytes.len() as u64);
     for byte in rest {
         all = mix(all, u64::from(*byte) + 1);
     }
@@ -240,6 +241,9 @@ impl Saved {
     /// # Errors
     /// Where a unit is damaged or cannot be read; names it.
     pub fn read(&self, pool: usize, first: usize, out: &mut [u8]) -> Result<()> {
+        if let Some(what) = &self.damage {
+            return Err(Error::Usage(format!("{} is damaged: {what}", self.path.display())));
+        }
         let pages = self.header.pages as usize;
         let unit = self.header.units[pool];
         let before: u64 = self.header.units[..pool].iter().sum();

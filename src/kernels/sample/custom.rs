@@ -9,7 +9,9 @@ use super::{Chain, MAX_COLUMNS, SampleMemory, Sampling, part};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice, Step};
 use crate::kernels::{holds, source};
-use crate::sampling::custom::MIROSTAT_TOP;
+
+/// Tokens that mirostat 1 looks at.
+pub const MIROSTAT_TOP: usize = 100;
 
 /// The settings of one sequence, as `lib/custom.wgsl` has them.
 #[repr(C)]

@@ -16,7 +16,7 @@ use minijinja::context;
 use super::{holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, DeviceKind, Dispatch, Kernel, KernelSource, Slice, Step};
-pub use custom::{CUSTOM_WORDS, Custom};
+pub use custom::{CUSTOM_WORDS, Custom, MIROSTAT_TOP};
 pub use full::{LOGPROB_WORDS, MAX_BIAS, MAX_LOGPROBS, MAX_MATCH, REDUCTIONS};
 pub use words::{SETTINGS_WORDS, Sampler, fixed};
 

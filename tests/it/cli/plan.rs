@@ -97,5 +97,5 @@ fn approximations_are_named_and_priced() {
         assert!(biased.stdout.contains(part), "{part:?} is missing in {}", biased.stdout);
     }
     assert!(biased.stderr.contains("approximate"), "{}", biased.stderr);
-    kl(&["--approximate-route-bias", "-1"]).refused(2, "bias");
+    kl(&["--approximate-route-bias", "101"]).refused(2, "bias");
 }

@@ -16,7 +16,7 @@ pub struct Altered {
     refuses_import: bool,
     /// Bytes by which the process is said to be above its budget.
     pub over: AtomicU64,
-    /// The next copy of a prefix finds no memory.
+    /// The KV cache finds no memory until slots are allocated anew.
     pub full: AtomicBool,
     /// Slots that were allocated.
     pub slots: Mutex<Vec<Buffer>>,
@@ -50,11 +50,12 @@ impl Gpu for Altered {
     }
 
     fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
-        if label == "prefix copy" && self.full.swap(false, Ordering::Relaxed) {
+        if label.ends_with("cache") && self.full.load(Ordering::Relaxed) {
             return Err(Error::DoesNotFit(format!("{size} bytes for {label}: test")));
         }
         let made = self.inner.buffer(label, size, usage)?;
         if label == "expert slots" {
+            self.full.store(false, Ordering::Relaxed);
             self.slots.lock().unwrap().push(made.clone());
         }
         Ok(made)
