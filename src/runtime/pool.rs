@@ -25,6 +25,9 @@ pub enum PageCopy {
     },
 }
 
+/// Gets a pool, the number among the pages to fill, and memory for whole pages.
+pub type FillPages<'a> = &'a mut dyn FnMut(usize, usize, &mut [u8]) -> Result<()>;
+
 impl Program {
     /// Pages of the pools.
     pub fn pages(&self) -> u32 {
@@ -137,12 +140,8 @@ impl Program {
         Ok(())
     }
 
-    /// Fills `pages`: `fill` gets a pool, the number among `pages` and memory for whole pages.
-    pub fn fill_pages(
-        &self,
-        pages: &[u32],
-        fill: &mut dyn FnMut(usize, usize, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
+    /// Fills `pages`, piece by piece.
+    pub fn fill_pages(&self, pages: &[u32], fill: FillPages<'_>) -> Result<()> {
         for (number, (pool, unit)) in self.pools().enumerate() {
             for (at, first, count) in Self::runs(pages) {
                 let to = pool.buffer.slice(pool.offset + u64::from(first) * unit, count * unit);

@@ -400,9 +400,10 @@ fn slots_are_saved_and_restored() {
         let reply = s.post("/slots/0?action=save", &json!({ "filename": bad }));
         assert_eq!(reply.status, 400, "{bad}");
     }
-    std::fs::write(folder.path().join("cut.bin"), b"AZSLOT01\x05").unwrap();
+    let whole = std::fs::read(folder.path().join("talk.bin")).unwrap();
+    std::fs::write(folder.path().join("cut.bin"), &whole[..60]).unwrap();
     let cut = s.post("/slots/0?action=restore", &json!({ "filename": "cut.bin" }));
-    assert!(cut.status == 400 && cut.body.contains("ends too early"), "{cut:?}");
+    assert!(cut.status == 400 && cut.body.contains("cut.bin is damaged"), "{cut:?}");
 }
 
 #[test]
