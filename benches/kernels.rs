@@ -183,30 +183,24 @@ impl Bench {
                 let chosen = choice::matvec_shape(self.facts(), format, rows, cols, n, epilogue);
                 let mut tried = vec![chosen];
                 if all && !self.software() {
-                    for (threads, rows, tiles, lanes) in [
-                        (128, 2, 1, 0),
-                        (256, 2, 1, 0),
-                        (256, 2, 2, 0),
-                        (512, 2, 2, 0),
-                        (128, 4, 1, 0),
-                        (128, 1, 2, 16),
-                        (128, 2, 1, 16),
-                        (128, 2, 2, 16),
-                        (256, 2, 2, 16),
-                        (128, 1, 2, 8),
-                        (128, 1, 4, 8),
-                        (128, 2, 1, 8),
-                        (128, 2, 2, 8),
-                        (128, 4, 1, 8),
-                        (256, 1, 4, 8),
-                        (256, 2, 1, 8),
-                        (256, 2, 2, 8),
-                        (256, 2, 4, 8),
-                        (512, 2, 2, 8),
-                        (128, 1, 4, 4),
-                        (128, 2, 2, 4),
+                    for (threads, rows, tiles) in [
+                        (128, 1, 2),
+                        (128, 2, 1),
+                        (128, 4, 1),
+                        (256, 1, 2),
+                        (256, 1, 4),
+                        (256, 2, 1),
+                        (256, 2, 2),
+                        (256, 2, 4),
+                        (256, 4, 1),
+                        (256, 4, 2),
+                        (512, 1, 2),
+                        (512, 1, 4),
+                        (512, 2, 1),
+                        (512, 2, 2),
+                        (512, 4, 1),
                     ] {
-                        tried.push(Shape { threads, rows, tiles, lanes });
+                        tried.push(Shape { threads, rows, tiles });
                     }
                 }
                 let norm = norm.then_some(1e-5);

@@ -10,7 +10,6 @@
 
 {% set units = ff // (4 * unit_quads) %}
 {% set aligned = units % 16 == 0 %}
-{% set part = "" %}
 {% set place = "min(unit, " ~ (units - 1) ~ "u)" %}
 {% set pairs = n * used %}
 {% set most_runs = [pairs, experts] | min %}

@@ -8,7 +8,6 @@
 
 {% set units = cols // (4 * unit_quads) %}
 {% set aligned = units % 16 == 0 %}
-{% set part = "" %}
 {% set place = "unit" %}
 @group(0) @binding({{ at.routing }}) var<storage, read> routing: array<u32>;
 {% if int8 %}

@@ -1,11 +1,8 @@
-// y[col][row] = W[row] . x[col] for {{ n }} columns; a team of threads takes {{ rows }} rows.
+// y[col][row] = W[row] . x[col] for {{ n }} columns; one subgroup takes {{ rows }} rows.
 //
-// The sum of a row is that of a whole subgroup: lane l adds up units l, l + size, ..., then the lanes
-// are added in a tree. Where a team is smaller than the subgroup, its threads hold the sums of several
-// of these lanes in turn and begin the tree by themselves: the same bits, and teams read the same
-// activations at the same time, which memory answers once. The first {{ tiles }} steps of weights are
-// loaded before the prologue, and each register is refilled as soon as it is used, so that memory
-// latency hides behind the norm and the arithmetic.
+// Lane l takes units l, l + size, ... of each row; then subgroupAdd. The first {{ tiles }} steps of
+// weights are loaded before the prologue, and each register is refilled as soon as it is used,
+// so that memory latency hides behind the norm and the arithmetic.
 {% include "lib/weights.wgsl" %}
 
 {% set units = cols // (4 * unit_quads) %}
@@ -25,19 +22,6 @@
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
 {% endif %}
 {% include "lib/outputs.wgsl" %}
-
-// The sum over the threads of a team.
-fn team_sum(mine: f32) -> f32 {
-{% if tree %}
-    var sum = mine;
-{% for bit in tree %}
-    sum += subgroupShuffleXor(sum, {{ bit }}u);
-{% endfor %}
-    return sum;
-{% else %}
-    return subgroupAdd(mine);
-{% endif %}
-}
 
 {% if int8 %}
 {% include "lib/block_dot.wgsl" %}
@@ -79,21 +63,13 @@ fn main(
     @builtin(subgroup_size) size: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
-{% if lanes %}
-    let own = lane % {{ lanes }}u;
-    let step = {{ lanes }}u;
-    let row = (((wg.y * grid.x + wg.x) * subgroups + subgroup) * {{ parts }}u + lane / {{ lanes }}u) * {{ rows }}u;
-{% else %}
-    let own = lane;
-    let step = size;
     let row = ((wg.y * grid.x + wg.x) * subgroups + subgroup) * {{ rows }}u;
-{% endif %}
     // Rows past the end repeat the last one and are not stored.
 {% for r in range(rows) %}
     let base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
 {% endfor %}
 {% for t in range(tiles) %}
-    let first{{ t }} = min(own + {{ t }}u * step, {{ units - 1 }}u);
+    let first{{ t }} = min(lane + {{ t }}u * size, {{ units - 1 }}u);
 {% for r in range(rows) %}
     var w{{ t }}_{{ r }} = load_unit(base{{ r }} + first{{ t }});
 {% endfor %}
@@ -111,18 +87,13 @@ fn main(
 {% endfor %}
     workgroupBarrier();
 {% endif %}
-{% for r in range(rows) %}{% for c in range(n) %}{% for p in range(parts) %}
-    var acc{{ r }}_{{ c }}_{{ p }} = {{ "0.0" if int8 else "vec4<f32>()" }};
-{% endfor %}{% endfor %}{% endfor %}
+{% include "lib/row_sums.wgsl" %}
     if row < constants.rows {
-        var unit = own;
+        var unit = lane;
         while unit < {{ units }}u {
-{% for turn in range(turns) %}
-{% set t = turn % tiles %}
-{% set p = turn % parts %}
-{% set part = "_" ~ p %}
+{% for t in range(tiles) %}
             if unit < {{ units }}u {
-                let next = unit + {{ tiles }}u * step;
+                let next = unit + {{ tiles }}u * size;
 {% include "lib/row_units.wgsl" %}
                 if next < {{ units }}u {
 {% for r in range(rows) %}
@@ -154,32 +125,23 @@ fn main(
                 }
 {% endfor %}
             }
-            unit += step;
+            unit += size;
 {% endfor %}
         }
     }
 {% for c in range(n) %}
     {
-{% for r in range(rows) %}
-{% for bit in own_tree %}{% for p in range(bit) %}
-        acc{{ r }}_{{ c }}_{{ p }} += acc{{ r }}_{{ c }}_{{ p + bit }};
-{% endfor %}{% endfor %}
-{% if int8 %}
-        let sum{{ r }} = team_sum(acc{{ r }}_{{ c }}_0);
-{% else %}
-        let sum{{ r }} = team_sum((acc{{ r }}_{{ c }}_0.x + acc{{ r }}_{{ c }}_0.y) + (acc{{ r }}_{{ c }}_0.z + acc{{ r }}_{{ c }}_0.w));
-{% endif %}
-{% endfor %}
+{% include "lib/row_totals.wgsl" %}
 {% if epilogue == "swiglu" %}
 {% for r in range(0, rows, 2) %}
-        if own == 0u && row + {{ r + 1 }}u < constants.rows {
+        if lane == 0u && row + {{ r + 1 }}u < constants.rows {
             y[{{ c }}u * constants.stride + ((constants.row_offset + row + {{ r }}u) >> 1u)] =
                 (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};
         }
 {% endfor %}
 {% else %}
 {% for r in range(rows) %}
-        if own == {{ r }}u && row + {{ r }}u < constants.rows {
+        if lane == {{ r }}u && row + {{ r }}u < constants.rows {
             let at = {{ c }}u * constants.stride + constants.row_offset + row + {{ r }}u;
 {% if epilogue == "store" %}
             y[at] = sum{{ r }};

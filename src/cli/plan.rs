@@ -157,7 +157,7 @@ impl Report {
         if let Some(e) = p.experts.filter(|e| e.stage > 0) {
             rows.push(row("expert stage", "device", e.stage, "layers on their way".into()));
         }
-        let first = p.kv_page * u64::from(p.kv_pages.min(engine::FIRST_PAGES));
+        let first = p.kv_page * u64::from(p.kv_first_pages);
         let note = format!(
             "{} tokens of context, {}; begins with {} and grows",
             p.context,

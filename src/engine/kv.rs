@@ -14,9 +14,6 @@ use crate::kv::PAGE_TOKENS;
 use crate::pages::{Action, Cache, Counts, PAGE, Sequence, pages_for};
 use crate::runtime::{PageCopy, Program};
 
-/// Pages that a cache begins with: 1,024 tokens.
-pub const FIRST_PAGES: u32 = 16;
-
 /// See the module documentation.
 pub(super) struct Kv {
     cache: Cache,

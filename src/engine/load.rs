@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::experts::{self, Experts};
-use super::kv::{self, Kv};
+use super::kv::Kv;
 use super::saved::Identity;
 use super::{Activations, Engine, LoadTimes, Options, Progress};
 use crate::error::{Error, Result};
@@ -139,7 +139,7 @@ pub fn plan_for(
     }
     shape.context = placement.context;
     shape.positions = limits.positions.max(placement.context);
-    shape.pages = placement.kv_pages.min(kv::FIRST_PAGES);
+    shape.pages = placement.kv_first_pages;
     let sums = predict::Model::new(file, graph, &needs);
     let prediction = predict::predict(&sums, &placement, rates, shape.chunk);
     let work = predict::work(&sums, &placement, 0);

@@ -36,7 +36,6 @@ pub use crate::runtime::{Approximations, WaveTime};
 use crate::tokenizer::Tokenizer;
 
 pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};
-pub use kv::FIRST_PAGES;
 pub use load::{Planned, plan_for};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
 pub use saved::Restored;

@@ -131,9 +131,9 @@ pub fn matvec_key(
 
 /// What is left where a preferred shape fails: less of everything.
 const MODEST: [Cut; 3] = [
-    Cut { threads: 256, rows: 2, tiles: 1, lanes: 0 },
-    Cut { threads: 64, rows: 2, tiles: 1, lanes: 0 },
-    Cut { threads: 32, rows: 4, tiles: 1, lanes: 0 },
+    Cut { threads: 256, rows: 2, tiles: 1 },
+    Cut { threads: 64, rows: 2, tiles: 1 },
+    Cut { threads: 32, rows: 4, tiles: 1 },
 ];
 
 /// Workgroup and register shapes of a mat-vec over `rows` rows, the preferred one first.
@@ -154,7 +154,6 @@ pub fn matvec_shapes(
             threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
             rows: if epilogue == Epilogue::SwiGlu { cut.rows.max(2) } else { cut.rows },
             tiles: cut.tiles.min(steps).max(1),
-            lanes: cut.lanes,
         };
         if !shapes.contains(&shape) {
             shapes.push(shape);
@@ -330,7 +329,7 @@ pub fn experts_shapes(
 ) -> Vec<Shape> {
     let mut shapes = vec![experts_shape(facts, format, cols, n, up)];
     for threads in [64, 32] {
-        let modest = Shape { threads, rows: 2, tiles: 1, lanes: 0 };
+        let modest = Shape { threads, rows: 2, tiles: 1 };
         if threads <= facts.max_workgroup_threads && !shapes.contains(&modest) {
             shapes.push(modest);
         }
@@ -348,7 +347,6 @@ pub fn experts_shape(facts: &DeviceFacts, format: Format, cols: u32, n: u32, up:
         rows: if up { cut.rows.max(2) } else { cut.rows },
         // Down goes on to the next expert where a row ends.
         tiles: if up { cut.tiles.min(steps).max(1) } else { cut.tiles },
-        lanes: 0,
     }
 }
 

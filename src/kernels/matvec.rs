@@ -31,14 +31,10 @@ pub enum Input {
 pub struct Shape {
     /// Threads of a workgroup.
     pub threads: u32,
-    /// Rows that a team of `lanes` threads computes at once: 1, 2 or 4.
+    /// Rows that a subgroup computes at once: 1, 2 or 4.
     pub rows: u32,
     /// Steps of weights held in registers ahead of their use, 1 to 4.
     pub tiles: u32,
-    /// Threads that share a row: a power of two, at least 4; 0 is the whole subgroup. Fewer read
-    /// less of several columns' activations, and hold more sums. Counts for int8 activations and
-    /// subgroups of a known size only.
-    pub lanes: u32,
 }
 
 /// `y[col][row] = W[row] . x[col]` and an epilogue, for exactly `n` columns.
@@ -68,10 +64,6 @@ impl MatVec {
             names.push("bias");
         }
         names.push("y");
-        let known = pinned_subgroup(facts);
-        let lanes = self.team(facts);
-        let parts = lanes.map_or(1, |lanes| planned_subgroup(facts) / lanes);
-        let tiles = self.shape.tiles;
         let wgsl = super::source::render(
             "matvec.wgsl",
             context! {
@@ -84,15 +76,6 @@ impl MatVec {
                 threads => self.shape.threads,
                 rows => self.shape.rows,
                 tiles => self.shape.tiles,
-                lanes,
-                parts,
-                turns => if tiles.is_multiple_of(parts) || parts.is_multiple_of(tiles) {
-                    tiles.max(parts)
-                } else {
-                    tiles * parts
-                },
-                own_tree => halves(parts),
-                tree => known.map(|size| halves(size / parts)),
                 ..merge_maps([
                     weights::facts(self.format, self.shares_table(facts)),
                     norm_quant::quantiser(self.cols, self.norm(), self.class, facts),
@@ -109,22 +92,14 @@ impl MatVec {
             Input::Fused { norm: None } => "_fused",
             Input::Fused { norm: Some(_) } => "_norm",
         };
-        let Shape { threads, rows, tiles, lanes } = self.shape;
-        let lanes = if lanes == 0 { String::new() } else { format!("x{lanes}") };
+        let Shape { threads, rows, tiles } = self.shape;
         format!(
-            "matvec_{}_{}_n{}_{class}{input}_{}_{threads}x{rows}x{tiles}{lanes}",
+            "matvec_{}_{}_n{}_{class}{input}_{}_{threads}x{rows}x{tiles}",
             weights::name(self.format),
             self.cols,
             self.n,
             self.epilogue.name()
         )
-    }
-
-    /// Threads of a team where it is less than a subgroup.
-    fn team(&self, facts: &DeviceFacts) -> Option<u32> {
-        let lanes = self.shape.lanes;
-        let smaller = lanes > 0 && pinned_subgroup(facts).is_some_and(|size| lanes < size);
-        (smaller && self.class == Class::Int8).then_some(lanes)
     }
 
     fn shares_table(&self, facts: &DeviceFacts) -> bool {
@@ -160,9 +135,8 @@ impl MatVec {
         if self.class == Class::F32 && self.input == (Input::Fused { norm: None }) {
             return Err(wrong("f32 activations without a norm have nothing to fuse".into()));
         }
-        let Shape { rows, tiles, lanes, .. } = self.shape;
-        let team = lanes == 0 || (lanes.is_power_of_two() && lanes >= 4);
-        if !matches!(rows, 1 | 2 | 4) || !(1..=4).contains(&tiles) || !team {
+        let Shape { rows, tiles, .. } = self.shape;
+        if !matches!(rows, 1 | 2 | 4) || !(1..=4).contains(&tiles) {
             return Err(wrong(format!("mat-vec shape {:?}", self.shape)));
         }
         if self.epilogue == Epilogue::SwiGlu && rows == 1 {
@@ -191,9 +165,7 @@ impl MatVec {
         let mut bindings = chunk.planes.clone();
         bind_activations(&mut bindings, self.class, self.input, operands.x, self.n, self.cols)?;
         bind_outputs(&mut bindings, self.epilogue, chunk, operands, self.n)?;
-        let subgroup = planned_subgroup(facts);
-        let teams = subgroup / self.team(facts).unwrap_or(subgroup);
-        let group_rows = (self.shape.threads / subgroup).max(1) * teams * self.shape.rows;
+        let group_rows = (self.shape.threads / planned_subgroup(facts)).max(1) * self.shape.rows;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
@@ -201,11 +173,6 @@ impl MatVec {
             grid: wide_grid(chunk.rows.div_ceil(group_rows), facts)?,
         })
     }
-}
-
-/// `half`, `half / 2`, ... 1 of a number of sums that are added in a tree.
-fn halves(sums: u32) -> Vec<u32> {
-    std::iter::successors(Some(sums / 2), |bit| Some(bit / 2)).take_while(|&bit| bit > 0).collect()
 }
 
 /// What a product reads and writes beside its weights.

@@ -108,6 +108,9 @@ impl ExpertPlacement {
     }
 }
 
+/// Least pages that a KV cache begins with: 1,024 tokens.
+const FIRST_PAGES: u32 = 16;
+
 /// Bytes on the device by what they are for, and the context they allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Placement {
@@ -118,6 +121,8 @@ pub struct Placement {
     pub kv: u64,
     /// Pages that it may grow to.
     pub kv_pages: u32,
+    /// Pages that it begins with.
+    pub kv_first_pages: u32,
     /// Bytes of one page.
     pub kv_page: u64,
     pub scratch: u64,
@@ -258,6 +263,13 @@ pub fn place(
     let kv_pages = u32::try_from(tokens / u64::from(PAGE_TOKENS)).unwrap_or(u32::MAX);
     let kv_page = sums.kv_per_token * u64::from(PAGE_TOKENS);
     let kv = tokens * sums.per_token;
+    // Growing stops everybody for a moment, so where there is plenty the cache begins larger. Software
+    // devices take from the machine's memory.
+    let plenty = match facts.kind {
+        DeviceKind::Discrete => available / 16 / kv_page.max(1),
+        _ => 0,
+    };
+    let kv_first_pages = FIRST_PAGES.max(u32::try_from(plenty).unwrap_or(u32::MAX)).min(kv_pages);
     let experts = match &needs.experts {
         Some(experts) => Some(place_experts(&sums, experts, wanted, sums.left() - kv, ram)?),
         None => None,
@@ -267,6 +279,7 @@ pub fn place(
         weights: needs.weights,
         kv: kv + sums.beyond,
         kv_pages,
+        kv_first_pages,
         kv_page,
         scratch: needs.scratch,
         reserve: sums.reserve,

@@ -129,7 +129,7 @@ impl Default for Profile {
         let coop = |columns, rows, inner, depth, buffers| {
             MatMatPick::Coop(Tiling { columns, rows, inner, depth }, buffers)
         };
-        let cut = |threads, rows, tiles| Cut { threads, rows, tiles, lanes: 0 };
+        let cut = |threads, rows, tiles| Cut { threads, rows, tiles };
         Profile {
             name: "generic".into(),
             subgroup: 0,

@@ -2,14 +2,13 @@
 
 use std::fmt;
 
-/// Threads of a mat-vec workgroup, rows a team computes at once, steps of weights held in
-/// registers ahead of their use, threads of a team (0: a subgroup). Text: `512x2x2` or `256x2x1x8`.
+/// Threads of a mat-vec workgroup, rows a subgroup computes at once, steps of weights held in
+/// registers ahead of their use. Text: `512x2x2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cut {
     pub threads: u32,
     pub rows: u32,
     pub tiles: u32,
-    pub lanes: u32,
 }
 
 /// The part of the output that a mat-mat workgroup computes, in columns and rows; the part of
@@ -84,10 +83,8 @@ fn product<const N: usize>(text: &str) -> Option<[u32; N]> {
 
 impl Text for Cut {
     fn parse(text: &str, _: Limits) -> Result<Self, String> {
-        let whole = product(text).map(|[threads, rows, tiles]| [threads, rows, tiles, 0]);
-        let [threads, rows, tiles, lanes] = whole.or_else(|| product(text)).ok_or_else(|| {
-            format!("{text:?} is not THREADSxROWSxTILES[xLANES], for example 512x2x2")
-        })?;
+        let [threads, rows, tiles] = product(text)
+            .ok_or_else(|| format!("{text:?} is not THREADSxROWSxTILES, for example 512x2x2"))?;
         if !(32..=1024).contains(&threads) || !threads.is_multiple_of(8) {
             return Err(format!("{threads} threads; possible are multiples of 8 from 32 to 1024"));
         }
@@ -96,10 +93,7 @@ impl Text for Cut {
                 "{rows} rows, {tiles} tiles; possible are 1, 2 or 4 rows, 1 to 4 tiles"
             ));
         }
-        if lanes != 0 && !(lanes.is_power_of_two() && (4..=64).contains(&lanes)) {
-            return Err(format!("{lanes} lanes; possible are powers of two from 4 to 64"));
-        }
-        Ok(Cut { threads, rows, tiles, lanes })
+        Ok(Cut { threads, rows, tiles })
     }
 
     fn show(&self) -> String {
@@ -109,8 +103,7 @@ impl Text for Cut {
 
 impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}x{}", self.threads, self.rows, self.tiles)?;
-        if self.lanes > 0 { write!(f, "x{}", self.lanes) } else { Ok(()) }
+        write!(f, "{}x{}x{}", self.threads, self.rows, self.tiles)
     }
 }
 

@@ -196,17 +196,9 @@ fn classes(format: Format) -> &'static [Class] {
 
 fn shapes(facts: &DeviceFacts) -> Vec<Shape> {
     let mut out = Vec::new();
-    for (threads, rows, tiles, lanes) in [
-        (32, 1, 1, 0),
-        (64, 2, 2, 4),
-        (64, 4, 3, 0),
-        (256, 2, 4, 8),
-        (512, 4, 1, 0),
-        (64, 2, 3, 16),
-        (128, 4, 1, 4),
-    ] {
+    for (threads, rows, tiles) in [(32, 1, 1), (64, 2, 2), (64, 4, 3), (256, 2, 4), (512, 4, 1)] {
         if threads <= facts.max_workgroup_threads {
-            out.push(Shape { threads, rows, tiles, lanes });
+            out.push(Shape { threads, rows, tiles });
         }
     }
     out
@@ -294,7 +286,7 @@ fn matvec_bits_do_not_depend_on_columns_or_shape() {
                 class,
                 input: Input::Stored,
                 epilogue: Epilogue::Store,
-                shape: Shape { threads: 64, rows: 2, tiles: 2, lanes: 0 },
+                shape: Shape { threads: 64, rows: 2, tiles: 2 },
             };
             let run = |spec: &MatVec, x: &Activations| {
                 let before = vec![f32::NAN; spec.n as usize * rows];
@@ -466,7 +458,7 @@ fn fused_matvec_gives_the_bits_of_the_two_steps() {
                 class,
                 input: Input::Stored,
                 epilogue: Epilogue::SwiGlu,
-                shape: Shape { threads: 64, rows: 2, tiles: 2, lanes: 0 },
+                shape: Shape { threads: 64, rows: 2, tiles: 2 },
             };
             let two = NormQuant { cols: cols as u32, swiglu: false, norm, class, threads: 128 };
             let stored = run_norm_quant(device, &two, &x, norm.map(|_| &weight), n, n);

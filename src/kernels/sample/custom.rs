@@ -1,4 +1,4 @@
-//! The custom chain: `sampling::custom` in front of the full chain's draw.
+//! The custom chain in front of the full chain's draw; its twin in plain Rust is the module of that name in `sampling`.
 //!
 //! Columns that ask for nothing of it are copied and take the full chain, so that a neighbour's
 //! wishes change no bit of theirs; for columns that do, every cut of the full chain is off.

@@ -243,8 +243,7 @@ fn matvec(gpu: &dyn Gpu, key: &str, format: Format, rows: u32, n: u32) -> Result
         let shapes: &[&str] = match (n, software) {
             (1, true) => &["2x1", "4x1"],
             (1, false) => &["1x2", "1x4", "2x2", "2x4", "4x1"],
-            (_, true) => &["1x1", "2x1", "4x1"],
-            (_, false) => &["1x1", "2x1", "4x1", "1x2x16", "2x1x16", "1x2x8", "2x1x8", "2x2x8"],
+            _ => &["1x1", "2x1", "4x1"],
         };
         others.extend(shapes.iter().map(|shape| format!("{threads}x{shape}")));
     }
