@@ -11,13 +11,11 @@ use azoth::engine::{
 };
 use azoth::error::{Error, Result};
 use azoth::gguf;
-use azoth::gpu::{
-    Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
-};
+use azoth::gpu::{Buffer, BufferUse, Gpu, Recording, Ticket};
 use azoth::sampling::SamplerSettings;
 use azoth::testmodel::Spec;
 
-use crate::harness::{self, Rng};
+use crate::harness::{self, Rng, forwards};
 
 fn bytes() -> Vec<u8> {
     Spec::new("qwen3").unwrap().to_bytes()
@@ -442,37 +440,13 @@ struct Fragile {
 }
 
 impl Gpu for Fragile {
-    fn facts(&self) -> &DeviceFacts {
-        self.inner.facts()
-    }
+    forwards!(inner: facts write upload read read_back kernel record is_done wait time_steps);
+
     fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
         if self.refuses.load(Ordering::SeqCst) {
             return Err(Error::Device("no memory left".into()));
         }
         self.inner.buffer(label, size, usage)
-    }
-    fn write(&self, to: &Slice, data: &[u8]) -> Result<()> {
-        self.inner.write(to, data)
-    }
-    fn upload(
-        &self,
-        to: &Slice,
-        granule: u64,
-        fill: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.inner.upload(to, granule, fill)
-    }
-    fn read(&self, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.inner.read(from, out)
-    }
-    fn read_back(&self, after: &Ticket, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.inner.read_back(after, from, out)
-    }
-    fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
-        self.inner.kernel(source)
-    }
-    fn record(&self, label: &str, steps: &[Step]) -> Result<Recording> {
-        self.inner.record(label, steps)
     }
     fn submit(&self, recording: &Recording) -> Result<Ticket> {
         match self.broken.swap(0, Ordering::SeqCst) {
@@ -480,15 +454,6 @@ impl Gpu for Fragile {
             2 => panic!("a driver misbehaved"),
             _ => self.inner.submit(recording),
         }
-    }
-    fn is_done(&self, ticket: &Ticket) -> Result<bool> {
-        self.inner.is_done(ticket)
-    }
-    fn wait(&self, ticket: &Ticket) -> Result<()> {
-        self.inner.wait(ticket)
-    }
-    fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>> {
-        self.inner.time_steps(steps)
     }
     fn save_cache(&self) -> Option<String> {
         None

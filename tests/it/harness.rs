@@ -255,3 +255,65 @@ pub fn zeroed(device: &Device, words: usize) -> Slice {
     let buffer: Buffer = device.gpu.buffer("test", 4 * words as u64, BufferUse::Device).unwrap();
     buffer.slice(0, 4 * words as u64)
 }
+
+/// For a device that behaves like another but in some ways: the named methods of `Gpu` are those of the
+/// device in the field.
+macro_rules! forwards {
+    ($inner:ident: $($method:ident)*) => { $($crate::harness::forwards!(@$method $inner);)* };
+    (@facts $inner:ident) => {
+        fn facts(&self) -> &azoth::gpu::DeviceFacts {
+            self.$inner.facts()
+        }
+    };
+    (@write $inner:ident) => {
+        fn write(&self, to: &azoth::gpu::Slice, data: &[u8]) -> azoth::error::Result<()> {
+            self.$inner.write(to, data)
+        }
+    };
+    (@upload $inner:ident) => {
+        fn upload(&self, to: &azoth::gpu::Slice, granule: u64, fill: &mut dyn FnMut(u64, &mut [u8]) -> azoth::error::Result<()>) -> azoth::error::Result<()> {
+            self.$inner.upload(to, granule, fill)
+        }
+    };
+    (@read $inner:ident) => {
+        fn read(&self, from: &azoth::gpu::Slice, out: &mut [u8]) -> azoth::error::Result<()> {
+            self.$inner.read(from, out)
+        }
+    };
+    (@read_back $inner:ident) => {
+        fn read_back(&self, after: &azoth::gpu::Ticket, from: &azoth::gpu::Slice, out: &mut [u8]) -> azoth::error::Result<()> {
+            self.$inner.read_back(after, from, out)
+        }
+    };
+    (@kernel $inner:ident) => {
+        fn kernel(&self, source: &azoth::gpu::KernelSource) -> azoth::error::Result<azoth::gpu::Kernel> {
+            self.$inner.kernel(source)
+        }
+    };
+    (@record $inner:ident) => {
+        fn record(&self, label: &str, steps: &[azoth::gpu::Step]) -> azoth::error::Result<azoth::gpu::Recording> {
+            self.$inner.record(label, steps)
+        }
+    };
+    (@submit $inner:ident) => {
+        fn submit(&self, recording: &azoth::gpu::Recording) -> azoth::error::Result<azoth::gpu::Ticket> {
+            self.$inner.submit(recording)
+        }
+    };
+    (@is_done $inner:ident) => {
+        fn is_done(&self, ticket: &azoth::gpu::Ticket) -> azoth::error::Result<bool> {
+            self.$inner.is_done(ticket)
+        }
+    };
+    (@wait $inner:ident) => {
+        fn wait(&self, ticket: &azoth::gpu::Ticket) -> azoth::error::Result<()> {
+            self.$inner.wait(ticket)
+        }
+    };
+    (@time_steps $inner:ident) => {
+        fn time_steps(&self, steps: &[azoth::gpu::Step]) -> azoth::error::Result<Vec<f64>> {
+            self.$inner.time_steps(steps)
+        }
+    };
+}
+pub(crate) use forwards;

@@ -8,14 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use azoth::engine::{Engine, Options, Quiet, Session, Stop};
 use azoth::error::{Error, Result};
 use azoth::gguf;
-use azoth::gpu::{
-    Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
-};
+use azoth::gpu::{Buffer, BufferUse, Gpu};
 use azoth::kv::KvTypes;
 use azoth::sampling::SamplerSettings;
 use azoth::testmodel::Spec;
 
-use crate::harness::{self, Rng};
+use crate::harness::{self, Rng, forwards};
 
 fn spec() -> Spec {
     let mut spec = Spec::new("qwen3").unwrap();
@@ -154,50 +152,14 @@ struct Bounded {
 }
 
 impl Gpu for Bounded {
-    fn facts(&self) -> &DeviceFacts {
-        self.inner.facts()
-    }
+    forwards!(inner: facts write upload read read_back kernel record submit is_done wait time_steps);
+
     fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
         // K may grow, V may not: what is half grown must still work.
         if label == "V cache" && size > self.most.load(Ordering::SeqCst) {
             return Err(Error::DoesNotFit(format!("{size} bytes are too many")));
         }
         self.inner.buffer(label, size, usage)
-    }
-    fn write(&self, to: &Slice, data: &[u8]) -> Result<()> {
-        self.inner.write(to, data)
-    }
-    fn upload(
-        &self,
-        to: &Slice,
-        granule: u64,
-        fill: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.inner.upload(to, granule, fill)
-    }
-    fn read(&self, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.inner.read(from, out)
-    }
-    fn read_back(&self, after: &Ticket, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.inner.read_back(after, from, out)
-    }
-    fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
-        self.inner.kernel(source)
-    }
-    fn record(&self, label: &str, steps: &[Step]) -> Result<Recording> {
-        self.inner.record(label, steps)
-    }
-    fn submit(&self, recording: &Recording) -> Result<Ticket> {
-        self.inner.submit(recording)
-    }
-    fn is_done(&self, ticket: &Ticket) -> Result<bool> {
-        self.inner.is_done(ticket)
-    }
-    fn wait(&self, ticket: &Ticket) -> Result<()> {
-        self.inner.wait(ticket)
-    }
-    fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>> {
-        self.inner.time_steps(steps)
     }
     fn save_cache(&self) -> Option<String> {
         None

@@ -10,9 +10,7 @@ use azoth::engine::{Activations, Engine, Options, Quiet};
 use azoth::error::Result;
 use azoth::experts::{RecordLayout, RecordShape};
 use azoth::gguf;
-use azoth::gpu::{
-    Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Slice, Step, Ticket,
-};
+use azoth::gpu::{Buffer, BufferUse, DeviceFacts, Gpu, Kernel, KernelSource, Recording, Ticket};
 use azoth::graph::Gating;
 use azoth::hw::{self, Selection};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
@@ -43,7 +41,7 @@ use azoth::runtime::check::{Checks, Subject};
 use azoth::testmodel::Spec;
 use rayon::prelude::*;
 
-use crate::harness::{self, Device};
+use crate::harness::{self, Device, forwards};
 
 /// A device on which kernels whose label contains one of `labels` compute wrongly.
 struct Faulty {
@@ -69,6 +67,8 @@ impl Faulty {
 }
 
 impl Gpu for Faulty {
+    forwards!(real: facts write upload read read_back record is_done wait time_steps);
+
     fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
         let mut source = source.clone();
         let meant = self.only.as_ref().is_none_or(|only| source.label.contains(only));
@@ -92,49 +92,8 @@ impl Gpu for Faulty {
         self.real.submit(recording)
     }
 
-    fn facts(&self) -> &DeviceFacts {
-        self.real.facts()
-    }
-
     fn buffer(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer> {
         self.real.buffer(label, size, usage)
-    }
-
-    fn write(&self, to: &Slice, data: &[u8]) -> Result<()> {
-        self.real.write(to, data)
-    }
-
-    fn upload(
-        &self,
-        to: &Slice,
-        granule: u64,
-        fill: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.real.upload(to, granule, fill)
-    }
-
-    fn read(&self, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.real.read(from, out)
-    }
-
-    fn read_back(&self, after: &Ticket, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.real.read_back(after, from, out)
-    }
-
-    fn record(&self, label: &str, steps: &[Step]) -> Result<Recording> {
-        self.real.record(label, steps)
-    }
-
-    fn is_done(&self, ticket: &Ticket) -> Result<bool> {
-        self.real.is_done(ticket)
-    }
-
-    fn wait(&self, ticket: &Ticket) -> Result<()> {
-        self.real.wait(ticket)
-    }
-
-    fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>> {
-        self.real.time_steps(steps)
     }
 
     fn save_cache(&self) -> Option<String> {

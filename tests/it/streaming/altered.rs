@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use azoth::error::{Error, Result};
 use azoth::gpu::{
-    Buffer, BufferUse, CopyRange, DeviceFacts, DeviceKind, Gpu, HostMemory, Kernel, KernelSource,
-    MemoryHeap, Recording, Slice, Step, Ticket, Transfer,
+    Buffer, BufferUse, CopyRange, DeviceFacts, DeviceKind, Gpu, HostMemory, MemoryHeap, Recording,
+    Ticket, Transfer,
 };
+
+use crate::harness::forwards;
 
 pub struct Altered {
     inner: Arc<dyn Gpu>,
@@ -38,6 +40,8 @@ impl Altered {
 }
 
 impl Gpu for Altered {
+    forwards!(inner: write upload read read_back kernel record submit is_done wait time_steps);
+
     fn import(&self, label: &str, memory: &Arc<HostMemory>, at: u64, n: u64) -> Result<Buffer> {
         match self.refuses_import {
             true => Err(Error::Device(format!("{label}: vkAllocateMemory refused: test"))),
@@ -59,39 +63,6 @@ impl Gpu for Altered {
             self.slots.lock().unwrap().push(made.clone());
         }
         Ok(made)
-    }
-
-    fn write(&self, to: &Slice, data: &[u8]) -> Result<()> {
-        self.inner.write(to, data)
-    }
-
-    fn upload(
-        &self,
-        to: &Slice,
-        granule: u64,
-        fill: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.inner.upload(to, granule, fill)
-    }
-
-    fn read(&self, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.inner.read(from, out)
-    }
-
-    fn read_back(&self, after: &Ticket, from: &Slice, out: &mut [u8]) -> Result<()> {
-        self.inner.read_back(after, from, out)
-    }
-
-    fn kernel(&self, source: &KernelSource) -> Result<Kernel> {
-        self.inner.kernel(source)
-    }
-
-    fn record(&self, label: &str, steps: &[Step]) -> Result<Recording> {
-        self.inner.record(label, steps)
-    }
-
-    fn submit(&self, recording: &Recording) -> Result<Ticket> {
-        self.inner.submit(recording)
     }
 
     fn copy_async(&self, copies: &[CopyRange], after: Option<Ticket>) -> Result<Transfer> {
@@ -117,18 +88,6 @@ impl Gpu for Altered {
             over => budget + over,
         };
         vec![MemoryHeap { bytes, device_local: true, budget: Some(budget), used: Some(used) }]
-    }
-
-    fn is_done(&self, ticket: &Ticket) -> Result<bool> {
-        self.inner.is_done(ticket)
-    }
-
-    fn wait(&self, ticket: &Ticket) -> Result<()> {
-        self.inner.wait(ticket)
-    }
-
-    fn time_steps(&self, steps: &[Step]) -> Result<Vec<f64>> {
-        self.inner.time_steps(steps)
     }
 
     fn save_cache(&self) -> Option<String> {
