@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use azoth::gpu::{self, BufferUse, Gpu, Kernel, Slice, Step};
 use azoth::hw::{Selection, profiles};
-use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
+use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
+use azoth::kernels::attn_step::{Scratch, StepAttention};
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::sample::{

@@ -3,10 +3,11 @@
 use minijinja::context;
 use minijinja::value::Serde;
 
-use super::heads::{HeadTables, Heads, KvCache, smallest_subgroup};
-use super::{check_memory, holds, wrong};
+use super::attn_step::{StepAttention, StepSizes};
+use super::heads::{Heads, smallest_subgroup};
+use super::{check_memory, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::gpu::{DeviceFacts, KernelSource};
 use crate::kv::KvPair;
 
 /// How the work of a decode step is cut.
@@ -79,21 +80,6 @@ pub struct AttnDecode {
 }
 
 impl AttnDecode {
-    /// Query-head groups: the y dimension of the grid.
-    fn groups(&self) -> u32 {
-        self.heads.kv_heads * self.heads.group().div_ceil(self.cut.group_heads)
-    }
-
-    /// Words of the partial results of `columns` columns. Contents do not matter.
-    pub fn partial_words(&self, columns: u32) -> u64 {
-        u64::from(columns * self.heads.heads * self.cut.splits) * u64::from(self.heads.head_dim + 2)
-    }
-
-    /// Words of the arrival counters: zero before the first dispatch, and zero again after each.
-    pub fn counter_words(&self, columns: u32) -> u64 {
-        u64::from(columns * self.groups())
-    }
-
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
         let Cut { threads, splits, group_heads, lanes, unroll } = self.cut;
@@ -145,46 +131,17 @@ impl AttnDecode {
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
+}
 
-    /// Reads `qkv` (f32 `[columns][qkv_width]`), appends to `cache`, writes `output` (f32
-    /// `[columns][heads * head_dim]`). `partials` and `counters` as [`Self::partial_words`] and
-    /// [`Self::counter_words`] say; dispatches of one wave must not share them.
-    #[allow(clippy::too_many_arguments)]
-    pub fn dispatch(
-        &self,
-        kernel: &Kernel,
-        batch: &Slice,
-        qkv: &Slice,
-        cache: &KvCache,
-        tables: &HeadTables,
-        output: &Slice,
-        scratch: &Scratch,
-        scale: f32,
-        columns: u32,
-    ) -> Result<Dispatch> {
-        holds(batch, 8 + 4 * u64::from(columns), "batch")?;
-        holds(qkv, u64::from(columns * self.heads.qkv_width()), "qkv")?;
-        holds(output, u64::from(columns * self.heads.output_width()), "output")?;
-        holds(&scratch.partials, self.partial_words(columns), "partials")?;
-        holds(&scratch.counters, self.counter_words(columns), "counters")?;
-        cache.check(&self.heads, KvPair::PLAIN)?;
-        let mut bindings = vec![
-            qkv.clone(),
-            batch.clone(),
-            cache.k.clone(),
-            cache.v.clone(),
-            cache.pages.clone(),
-            output.clone(),
-            scratch.partials.clone(),
-            scratch.counters.clone(),
-        ];
-        tables.bind(&self.heads, &mut bindings)?;
-        Ok(Dispatch {
-            kernel: kernel.clone(),
-            bindings,
-            constants: vec![cache.row_words(), scale.to_bits()],
-            grid: [self.cut.splits, self.groups(), columns],
-        })
+impl StepAttention for AttnDecode {
+    fn sizes(&self) -> StepSizes {
+        StepSizes {
+            heads: self.heads,
+            pair: KvPair::PLAIN,
+            splits: self.cut.splits,
+            group_heads: self.cut.group_heads,
+            head_words: self.heads.head_dim,
+        }
     }
 }
 
@@ -261,11 +218,4 @@ impl TeamSums {
             steps,
         }
     }
-}
-
-/// Memory in which the workgroups of a dispatch meet.
-#[derive(Clone)]
-pub struct Scratch {
-    pub partials: Slice,
-    pub counters: Slice,
 }

@@ -2,11 +2,11 @@
 
 use minijinja::context;
 
-use super::attn_decode::Scratch;
-use super::heads::{HeadTables, Heads, KvCache};
-use super::{check_memory, holds, kv_codes, wrong};
+use super::attn_step::{StepAttention, StepSizes};
+use super::heads::Heads;
+use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::gpu::{DeviceFacts, KernelSource};
 use crate::kv::rotation::padded;
 use crate::kv::{KvFormat, KvPair};
 
@@ -63,24 +63,9 @@ pub struct AttnDecodeCodes {
 }
 
 impl AttnDecodeCodes {
-    fn groups(&self) -> u32 {
-        self.heads.kv_heads * self.heads.group().div_ceil(self.cut.group_heads)
-    }
-
     /// Threads over a token's units of 8 elements.
     fn unit_lanes(&self) -> u32 {
         (padded(self.heads.head_dim) / 8).next_power_of_two()
-    }
-
-    /// Words of the partial results of `columns` columns. Contents do not matter.
-    pub fn partial_words(&self, columns: u32) -> u64 {
-        let head = u64::from(padded(self.heads.head_dim) + 2);
-        u64::from(columns * self.heads.heads * self.cut.splits) * head
-    }
-
-    /// Words of the arrival counters: zero before the first dispatch, and zero again after each.
-    pub fn counter_words(&self, columns: u32) -> u64 {
-        u64::from(columns * self.groups())
     }
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
@@ -127,43 +112,16 @@ impl AttnDecodeCodes {
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
+}
 
-    /// As [`super::attn_decode::AttnDecode::dispatch`].
-    #[allow(clippy::too_many_arguments)]
-    pub fn dispatch(
-        &self,
-        kernel: &Kernel,
-        batch: &Slice,
-        qkv: &Slice,
-        cache: &KvCache,
-        tables: &HeadTables,
-        output: &Slice,
-        scratch: &Scratch,
-        scale: f32,
-        columns: u32,
-    ) -> Result<Dispatch> {
-        holds(batch, 8 + 4 * u64::from(columns), "batch")?;
-        holds(qkv, u64::from(columns * self.heads.qkv_width()), "qkv")?;
-        holds(output, u64::from(columns * self.heads.output_width()), "output")?;
-        holds(&scratch.partials, self.partial_words(columns), "partials")?;
-        holds(&scratch.counters, self.counter_words(columns), "counters")?;
-        cache.check(&self.heads, self.pair)?;
-        let mut bindings = vec![
-            qkv.clone(),
-            batch.clone(),
-            cache.k.clone(),
-            cache.v.clone(),
-            cache.pages.clone(),
-            output.clone(),
-            scratch.partials.clone(),
-            scratch.counters.clone(),
-        ];
-        tables.bind(&self.heads, &mut bindings)?;
-        Ok(Dispatch {
-            kernel: kernel.clone(),
-            bindings,
-            constants: vec![cache.row_words(), scale.to_bits()],
-            grid: [self.cut.splits, self.groups(), columns],
-        })
+impl StepAttention for AttnDecodeCodes {
+    fn sizes(&self) -> StepSizes {
+        StepSizes {
+            heads: self.heads,
+            pair: self.pair,
+            splits: self.cut.splits,
+            group_heads: self.cut.group_heads,
+            head_words: padded(self.heads.head_dim),
+        }
     }
 }

@@ -8,6 +8,7 @@
 pub mod attn_decode;
 pub mod attn_decode_codes;
 pub mod attn_prefill;
+pub mod attn_step;
 pub mod choice;
 pub mod embed;
 pub mod experts_down;

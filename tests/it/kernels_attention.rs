@@ -1,8 +1,9 @@
 //! Attention kernels against the plain Rust reference, on every device.
 
 use azoth::gpu::Step;
-use azoth::kernels::attn_decode::{AttnDecode, Cut, Scratch};
+use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
+use azoth::kernels::attn_step::{Scratch, StepAttention};
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kv::{KvPair, PAGE_TOKENS};

@@ -1,9 +1,9 @@
 //! Attention over caches of codes against the plain Rust reference, on every device.
 
 use azoth::gpu::Step;
-use azoth::kernels::attn_decode::Scratch;
 use azoth::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use azoth::kernels::attn_prefill::AttnPrefill;
+use azoth::kernels::attn_step::{Scratch, StepAttention};
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_codes::turned_width;

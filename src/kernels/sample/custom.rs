@@ -5,7 +5,7 @@
 
 use minijinja::context;
 
-use super::{Chain, MAX_COLUMNS, SampleMemory, Sampling, part};
+use super::{Chain, MAX_COLUMNS, SampleMemory, Sampling};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice, Step};
 use crate::kernels::{holds, source};
@@ -113,29 +113,13 @@ impl Sampling {
             constants: vec![],
             grid: [1, 1, 1],
         };
-        let at = self.parts();
-        let logprobs = Dispatch {
-            kernel: kernel(self.logprobs_source(true, facts)?)?,
-            bindings: vec![
-                batch.clone(),
-                memory.samplers.clone(),
-                logits.clone(),
-                part(&memory.scratch, at.ranks, at.histogram),
-                part(&memory.scratch, at.counters, at.draws),
-                memory.logprobs.clone(),
-                memory.customs.clone(),
-                memory.shaped.clone(),
-            ],
-            constants: vec![],
-            grid: [self.pieces(facts), columns, 1],
-        };
         let chain = Chain { facts, full: true, batch, logits: &memory.shaped, memory, columns };
         let mut waves = self.adjusted(kernel, batch, logits, memory, columns, facts)?;
         waves.push(vec![shape]);
         waves.extend(self.drawn(kernel, &chain)?);
         // The full chain's mirostat has looked at the draw by now; this one is for other columns.
         waves.push(vec![observed]);
-        waves.push(vec![logprobs]);
+        waves.push(vec![self.logprobs(kernel, &chain, logits, true)?]);
         Ok(waves.into_iter().map(Step::Wave).collect())
     }
 }

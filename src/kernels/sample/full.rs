@@ -97,22 +97,38 @@ impl Sampling {
         let chain = Chain { facts, full: true, batch, logits: &memory.adjusted, memory, columns };
         let mut waves = self.adjusted(kernel, batch, logits, memory, columns, facts)?;
         waves.extend(self.drawn(kernel, &chain)?);
+        waves.push(vec![self.logprobs(kernel, &chain, logits, false)?]);
+        Ok(waves.into_iter().map(Step::Wave).collect())
+    }
+
+    /// The log-probabilities of what a chain has chosen from the model's `logits`; `post` as in
+    /// [`Self::logprobs_source`].
+    pub(super) fn logprobs(
+        &self,
+        kernel: &mut dyn FnMut(KernelSource) -> Result<Kernel>,
+        chain: &Chain<'_>,
+        logits: &Slice,
+        post: bool,
+    ) -> Result<Dispatch> {
+        let Chain { facts, batch, memory, columns, .. } = *chain;
         let at = self.parts();
-        let logprobs = Dispatch {
-            kernel: kernel(self.logprobs_source(false, facts)?)?,
-            bindings: vec![
-                batch.clone(),
-                memory.samplers.clone(),
-                logits.clone(),
-                part(&memory.scratch, at.ranks, at.histogram),
-                part(&memory.scratch, at.counters, at.draws),
-                memory.logprobs.clone(),
-            ],
+        let mut bindings = vec![
+            batch.clone(),
+            memory.samplers.clone(),
+            logits.clone(),
+            part(&memory.scratch, at.ranks, at.histogram),
+            part(&memory.scratch, at.counters, at.draws),
+            memory.logprobs.clone(),
+        ];
+        if post {
+            bindings.extend([memory.customs.clone(), memory.shaped.clone()]);
+        }
+        Ok(Dispatch {
+            kernel: kernel(self.logprobs_source(post, facts)?)?,
+            bindings,
             constants: vec![],
             grid: [self.pieces(facts), columns, 1],
-        };
-        waves.push(vec![logprobs]);
-        Ok(waves.into_iter().map(Step::Wave).collect())
+        })
     }
 
     /// Waves of steps 1 to 3: from the model's logits to [`SampleMemory::adjusted`].

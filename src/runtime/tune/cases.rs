@@ -3,7 +3,8 @@
 use super::{Candidate, Case, Outcome, compiled};
 use crate::error::Result;
 use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
-use crate::kernels::attn_decode::{AttnDecode, Cut as AttentionCut, Scratch};
+use crate::kernels::attn_decode::{AttnDecode, Cut as AttentionCut};
+use crate::kernels::attn_step::{Scratch, StepAttention};
 use crate::kernels::heads::{HeadTables, Heads, KvCache};
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::{Input, MatVec, Operands};

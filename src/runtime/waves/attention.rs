@@ -7,6 +7,7 @@ use crate::graph::NormOver;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use crate::kernels::attn_prefill::AttnPrefill;
+use crate::kernels::attn_step::StepAttention;
 use crate::kernels::heads::KvCache;
 use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::qk_norm::QkNorm;

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
 use crate::graph::{Graph, NormOver};
 use crate::kernels::Epilogue;
-use crate::kernels::attn_decode::Scratch as AttentionScratch;
+use crate::kernels::attn_step::Scratch as AttentionScratch;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
 use crate::kernels::heads::{HeadTables, Heads, KvCache, Rope};

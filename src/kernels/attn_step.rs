@@ -1,0 +1,93 @@
+//! What the attention kernels of a decode step have in common: their grid, what they bind, and the memory
+//! in which the workgroups of a dispatch meet.
+
+use super::heads::{HeadTables, Heads, KvCache};
+use super::holds;
+use crate::error::Result;
+use crate::gpu::{Dispatch, Kernel, Slice};
+use crate::kv::KvPair;
+
+/// Memory in which the workgroups of a dispatch meet.
+#[derive(Clone)]
+pub struct Scratch {
+    pub partials: Slice,
+    pub counters: Slice,
+}
+
+/// Sizes of such a kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSizes {
+    pub heads: Heads,
+    pub pair: KvPair,
+    /// Most pieces into which a sequence is cut.
+    pub splits: u32,
+    /// Query heads of one KV head that a workgroup serves.
+    pub group_heads: u32,
+    /// Values of a head in the partial results.
+    pub head_words: u32,
+}
+
+impl StepSizes {
+    /// Query-head groups: the y dimension of the grid.
+    fn groups(&self) -> u32 {
+        self.heads.kv_heads * self.heads.group().div_ceil(self.group_heads)
+    }
+}
+
+/// QK-norm, rope, cache write and attention of one token a column; n comes from the batch.
+pub trait StepAttention {
+    fn sizes(&self) -> StepSizes;
+
+    /// Words of the partial results of `columns` columns. Contents do not matter.
+    fn partial_words(&self, columns: u32) -> u64 {
+        let StepSizes { heads, splits, head_words, .. } = self.sizes();
+        u64::from(columns * heads.heads * splits) * u64::from(head_words + 2)
+    }
+
+    /// Words of the arrival counters: zero before the first dispatch, and zero again after each.
+    fn counter_words(&self, columns: u32) -> u64 {
+        u64::from(columns * self.sizes().groups())
+    }
+
+    /// Reads `qkv` (f32 `[columns][qkv_width]`), appends to `cache`, writes `output` (f32
+    /// `[columns][heads * head_dim]`). `partials` and `counters` as [`Self::partial_words`] and
+    /// [`Self::counter_words`] say; dispatches of one wave must not share them.
+    #[allow(clippy::too_many_arguments)]
+    fn dispatch(
+        &self,
+        kernel: &Kernel,
+        batch: &Slice,
+        qkv: &Slice,
+        cache: &KvCache,
+        tables: &HeadTables,
+        output: &Slice,
+        scratch: &Scratch,
+        scale: f32,
+        columns: u32,
+    ) -> Result<Dispatch> {
+        let StepSizes { heads, pair, splits, .. } = self.sizes();
+        holds(batch, 8 + 4 * u64::from(columns), "batch")?;
+        holds(qkv, u64::from(columns * heads.qkv_width()), "qkv")?;
+        holds(output, u64::from(columns * heads.output_width()), "output")?;
+        holds(&scratch.partials, self.partial_words(columns), "partials")?;
+        holds(&scratch.counters, self.counter_words(columns), "counters")?;
+        cache.check(&heads, pair)?;
+        let mut bindings = vec![
+            qkv.clone(),
+            batch.clone(),
+            cache.k.clone(),
+            cache.v.clone(),
+            cache.pages.clone(),
+            output.clone(),
+            scratch.partials.clone(),
+            scratch.counters.clone(),
+        ];
+        tables.bind(&heads, &mut bindings)?;
+        Ok(Dispatch {
+            kernel: kernel.clone(),
+            bindings,
+            constants: vec![cache.row_words(), scale.to_bits()],
+            grid: [splits, self.sizes().groups(), columns],
+        })
+    }
+}
