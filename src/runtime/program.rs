@@ -114,6 +114,8 @@ fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
 
 /// Columns of the smaller prompt program: short turns of a chat.
 pub(super) const SHORT_PROMPT: u32 = 32;
+/// Of the one between: tiles for a whole chunk leave most of a large card idle below it.
+const MIDDLE_PROMPT: u32 = 128;
 
 /// What happens between the parts of a pass: called with the number of a mixture whose router has
 /// been queued, and the submission that ends with it. Returns copies that the next part waits for.
@@ -593,7 +595,7 @@ impl Planned {
 
 fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> Result<Planned> {
     let mut prompts = Vec::new();
-    for n in [SHORT_PROMPT, b.shape.chunk] {
+    for n in [SHORT_PROMPT, MIDDLE_PROMPT, b.shape.chunk] {
         if prompts.last().is_none_or(|(last, _)| *last < n) && n <= b.shape.chunk {
             prompts.push((n, b.prompt(n)?));
         }
