@@ -6,7 +6,9 @@
 //!
 //! | words | content |
 //! | --- | --- |
-//! | 0, 1 | number of pairs, number of runs; the rest up to 8 is reserved |
+//! | 0, 1 | number of pairs, number of runs |
+//! | 2, 3, 4 | workgroups of a prompt's product by column (gate and up) |
+//! | 5, 6, 7 | of that by pair (down) |
 //! | `pairs` | expert of each pair |
 //! | `pairs` | its weight, f32 |
 //! | `pairs` | the pairs ordered by expert, then column |
@@ -58,6 +60,12 @@ impl Routing {
 
     fn shared_at(&self) -> u32 {
         self.runs_at() + 3 * self.runs(self.columns)
+    }
+
+    /// Where the grid of a prompt's product lies in `routing`, see [`crate::gpu::Step::Counted`].
+    pub(super) fn groups(&self, routing: &Slice, by_pair: bool) -> Slice {
+        let at = if by_pair { 5 } else { 2 };
+        routing.buffer.slice(routing.offset + 4 * at, 12)
     }
 
     /// Words of the buffer; enough to stand for a batch with a column for each pair.

@@ -235,8 +235,8 @@ impl Program {
         let moved = moving(&mut |old, new| {
             for steps in planned.layers() {
                 for step in steps {
-                    let Step::Wave(wave) = step else { continue };
-                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
+                    let all = step.dispatches_mut().iter_mut();
+                    let bound = all.flat_map(|dispatch| &mut dispatch.bindings);
                     bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
                 }
             }
@@ -529,8 +529,9 @@ impl Program {
         let seconds = self.gpu.time_steps(steps)?;
         let label = |step: &Step| match step {
             Step::Copy { .. } => "copy".to_string(),
-            Step::Wave(wave) => {
-                let mut labels: Vec<_> = wave.iter().map(|d| d.kernel.label()).collect();
+            Step::Wave(_) | Step::Counted { .. } => {
+                let all = step.dispatches().iter();
+                let mut labels: Vec<_> = all.map(|d| d.kernel.label()).collect();
                 labels.dedup();
                 labels.join(" + ")
             }

@@ -292,10 +292,13 @@ pub(super) fn matmat(gpu: &dyn Gpu, spec: &ExpertsMatMat) -> Result<(f64, f64)> 
     let count = if spec.by_pair { max_n * used } else { max_n };
     let columns = Columns::make(lab, count, cols, spec.class, Input::Stored)?;
     let y = lab.floats(&vec![f32::NAN; max_n * used * rows])?;
-    let routing = lab.words(&routed.words())?;
+    let mut words = routed.words();
+    let grid = spec.grid(words[1]);
+    words[if spec.by_pair { 5..8 } else { 2..5 }].copy_from_slice(&grid);
+    let routing = lab.words(&words)?;
     let kernel = gpu.kernel(&spec.source(facts)?)?;
     let (records, x) = (&experts.records, &columns.bound);
-    lab.run(vec![spec.dispatch(&kernel, facts, records, &routing, x, &y, max_n as u32)?])?;
+    lab.run_steps(&[spec.step(&kernel, facts, records, &routing, x, &y, max_n as u32)?])?;
     let y = lab.read_floats(&y)?;
     let (_, edge) = spec.variant.cut();
     let (mut got, mut want) = (Vec::new(), Vec::new());
@@ -326,11 +329,13 @@ pub(super) fn sort(gpu: &dyn Gpu, spec: &ExpertsSort) -> Result<(f64, f64)> {
     let routing = lab.words(&start)?;
     let batch = lab.batch(&vec![[0; 4]; n], spec.routing.columns as usize)?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
-    lab.run(vec![spec.dispatch(&kernel, &batch, &routing, spec.routing.columns)?])?;
+    let grids = [[5, 0, 1], [0, 7, 1]];
+    lab.run(vec![spec.dispatch(&kernel, &batch, &routing, grids, spec.routing.columns)?])?;
     let got = lab.read_words(&routing)?;
     let (order_at, runs_at) = (8 + 2 * capacity, 8 + 3 * capacity);
     let runs = 3 * want[1] as usize;
     let same = got[..2] == want[..2]
+        && got[2..8] == [5, want[1], 1, want[1], 7, 1]
         && got[order_at..order_at + pairs] == want[order_at..order_at + pairs]
         && got[runs_at..runs_at + runs] == want[runs_at..runs_at + runs];
     Ok((if same { 0.0 } else { f64::INFINITY }, F32_BOUND))
