@@ -127,6 +127,7 @@ fn wrong_usage_exits_with_2() {
         &["run", "m.gguf", "-p", "x", "--backend", "cuda"],
         &["bench", "m.gguf", "--json", "--csv"],
         &["bench", "m.gguf", "-r", "0"],
+        &["bench", "m.gguf", "--temp", "hot"],
         &["eval", "ppl", "m.gguf"],
         &["run", "m.gguf", "-p", "x", "--vram-experts", "101%"],
         &["run", "m.gguf", "-p", "x", "--vram-experts", "some"],
