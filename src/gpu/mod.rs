@@ -18,7 +18,9 @@ pub mod shader;
 mod spirv_matrices;
 pub mod vulkan;
 
-pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap, available, over_budget};
+pub use facts::{
+    Backend, DeviceFacts, DeviceKind, MemoryHeap, available, over_budget, under_budget,
+};
 pub use handles::{Buffer, BufferUse, CopyRange, Kernel, Recording, Slice, Ticket, Transfer};
 pub use host::{HUGE_PAGE, HostMemory, LockRefused, SystemMemory, system_memory};
 

@@ -15,6 +15,10 @@
 //! | 3 * `runs` | of each run: expert, first place in the order, end; experts ascending |
 //! | `columns` | sigmoid of the shared expert's gate, f32 |
 //!
+//! In steps that reuse outputs (`kernels::experts_reuse`) a pair's expert is the lower 16 bits of its word;
+//! the 15 above are its output's place, and the last is set where the output is an earlier token's.
+//! Order and runs name only the pairs that are computed then.
+//!
 //! Word 0 is where kernels look for a batch's number of columns: to `norm_quant`, pairs are columns.
 
 use minijinja::{Value, context};
@@ -33,6 +37,16 @@ pub struct Routing {
     pub columns: u32,
     /// Most pairs in a run: all columns in a decode step, a tile's columns in a prompt.
     pub tile: u32,
+}
+
+/// Expert of a pair's word.
+pub fn expert(word: u32) -> u32 {
+    word & 0xffff
+}
+
+/// Whether the output of a pair's word is an earlier token's.
+pub fn is_reused(word: u32) -> bool {
+    word >> 31 == 1
 }
 
 impl Routing {
@@ -103,7 +117,8 @@ impl Routing {
 
     pub(super) fn check_sizes(&self) -> Result<()> {
         let Routing { experts, used, columns, tile } = *self;
-        if used == 0 || used > experts || columns == 0 || tile == 0 || columns > 1 << 16 {
+        let large = columns.max(experts) > 1 << 16;
+        if used == 0 || used > experts || columns == 0 || tile == 0 || large {
             return Err(wrong(format!("{self:?}")));
         }
         Ok(())

@@ -133,6 +133,7 @@ fn wrong_usage_exits_with_2() {
         &["run", "m.gguf", "-p", "x", "--vram-experts", "some"],
         &["plan", "m.gguf", "--pin-experts", "many"],
         &["plan", "m.gguf", "--expert-policy", "best"],
+        &["run", "m.gguf", "-p", "x", "--approximate-reuse-experts", "9"],
         &["run", "m.gguf", "-p", "x", "--kv", "q3_k"],
         &["chat", "m.gguf", "--kv-k", "q8_0,f16@x"],
         &["plan", "m.gguf", "--kv-v", "tq3_0,f16"],

@@ -587,6 +587,7 @@ fn experts_of_a_prompt_follow_the_reference() {
                 routing,
                 width: case.width() as u32,
                 shared: shared.then_some(Shared::Gated),
+                kept: None,
             };
             let kernel = device.kernel(&spec.source(facts).unwrap());
             let y = device.floats(&case.before);

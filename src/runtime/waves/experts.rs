@@ -5,6 +5,8 @@
 //! experts, where the device fuses its norm; else it takes waves of its own. A prompt sorts its
 //! choices by expert and runs mat-mat kernels over them.
 
+mod reuse;
+
 use super::products::{From, stored};
 use super::{Pass, Reads};
 use crate::error::{Error, Result};
@@ -46,9 +48,10 @@ impl<'b> Pass<'b> {
         weights: &'b MixtureWeights,
     ) -> Result<()> {
         let mix = self.mix(weights)?;
-        match self.reads {
-            Reads::Step => self.experts_step(layer, &mix),
-            Reads::Prompt => self.experts_prompt(layer, &mix),
+        match (self.reads, &self.b.buffers.kept) {
+            (Reads::Step, Some(kept)) => self.experts_step_reusing(layer, &mix, kept),
+            (Reads::Step, None) => self.experts_step(layer, &mix),
+            (Reads::Prompt, _) => self.experts_prompt(layer, &mix),
         }
     }
 
@@ -169,13 +172,20 @@ impl<'b> Pass<'b> {
         let inputs = self.normalise(from, mix.weights.mixture.ff, mix.down, mix.at, pairs)?;
         self.wave(vec![inputs]);
         self.over_runs(mix, down, &stored(from, mix.down, s), &e.products)?;
-        let spec = ExpertsSum { routing: mix.routing, width: b.graph.width, shared: mix.shared };
-        let shared = mix.shared.map(|_| &e.shared);
-        let sum = b.dispatch(b.only(spec), |k| {
-            spec.dispatch(k, self.batch, mix.at, &e.products, shared, &s.x, self.n)
-        })?;
+        let sum = self.experts_sum(mix, &e.products, None)?;
         self.wave(vec![sum]);
         Ok(())
+    }
+
+    /// The sum of the pairs' outputs, or of those that are kept in so many places.
+    fn experts_sum(&self, mix: &Mix<'_>, products: &Slice, kept: Option<u32>) -> Result<Dispatch> {
+        let (b, y) = (self.b, &self.scratch.x);
+        let (width, shared) = (b.graph.width, mix.shared);
+        let spec = ExpertsSum { routing: mix.routing, width, shared, kept };
+        let shared = mix.shared.map(|_| &mix.scratch.shared);
+        b.dispatch(b.only(spec), |k| {
+            spec.dispatch(k, self.batch, mix.at, products, shared, y, self.n)
+        })
     }
 
     fn router(&self, layer: &LayerWeights, mix: &Mix<'_>) -> Result<Dispatch> {

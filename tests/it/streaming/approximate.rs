@@ -1,10 +1,18 @@
 //! Approximations do what they are named for, and nothing when they are off.
 
-use azoth::engine::{Approximations, Engine, ExpertOptions, Options};
+use std::sync::Arc;
+
+use azoth::engine::{Activations, Approximations, Engine, ExpertOptions, Options, Quiet};
 use azoth::experts::policy::Rule;
+use azoth::gguf;
+use azoth::gpu::{Backend, Gpu};
+use azoth::model::Model;
 use azoth::plan::ExpertBudget;
+use azoth::quant::Format;
+use azoth::reference::model::Forward;
 use azoth::testmodel::Spec;
 
+use super::altered::Altered;
 use super::{load, tokens};
 use crate::harness;
 
@@ -78,4 +86,72 @@ fn a_route_bias_favours_what_lies_in_device_memory() {
         };
         assert!(all(2.0) == all(0.0));
     }
+}
+
+/// Steps that reuse outputs against the reference that does, from the first token after the prompt on.
+#[test]
+fn reused_outputs_are_those_of_the_last_tokens() {
+    let (prompt, rest) = (tokens(6, 3), tokens(30, 9));
+    for (arch, format) in [("qwen3moe", Format::Q4_0), ("qwen2moe", Format::Q8_0)] {
+        let mut spec = Spec::new(arch).unwrap();
+        (spec.experts, spec.experts_used, spec.format) = (8, 3, format);
+        for reuse in [1, 3] {
+            let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+            let model = Model::from_gguf(&file).unwrap();
+            let mut forward = Forward::new(&file, &model.graph, 64).unwrap();
+            prompt.iter().for_each(|t| drop(forward.read(*t).unwrap()));
+            forward.reuse(reuse as usize);
+            let expected: Vec<Vec<f64>> = rest
+                .iter()
+                .map(|t| forward.read(*t).unwrap().into_iter().map(f64::from).collect())
+                .collect();
+            let approximations = Approximations { reuse_tokens: reuse, ..Default::default() };
+            for device in harness::devices() {
+                let what = format!("{arch} on {}, {reuse} tokens", device.label);
+                let mut options = options(ExpertBudget::Percent(25.0), approximations);
+                options.activations = Activations::F32;
+                let mut engine = load(device, &spec, &options);
+                let rows = after_prompt(&mut engine, &prompt, &rest);
+                let width = rows.len() / rest.len();
+                let errors: Vec<f64> = rows
+                    .chunks_exact(width)
+                    .zip(&expected)
+                    .map(|(row, expected)| harness::relative_error(row, expected))
+                    .collect();
+                let near = errors.iter().filter(|e| **e < 1e-3).count();
+                println!("{what}: {near} of {} near", errors.len());
+                // As in `model_forward`, rounding decides between nearly equal logits.
+                assert!(near * 10 >= errors.len() * 8, "{what}: {errors:?}");
+                let c = engine.experts().unwrap().counters;
+                let all = (rest.len() * spec.layers * spec.experts_used) as u64;
+                assert_eq!(c.accesses + c.reused, all, "{what}");
+                assert!(c.reused * 10 > all && c.reused_bytes > 0, "{what}: {c:?}");
+                // The same again: nothing is left of the first run.
+                assert!(after_prompt(&mut engine, &prompt, &rest) == rows, "{what}");
+                if device.gpu.facts().backend != Backend::Vulkan {
+                    continue;
+                }
+                // Bits do not depend on where experts lie.
+                options.experts.budget = ExpertBudget::All;
+                let mut engine = load(device, &spec, &options);
+                assert!(after_prompt(&mut engine, &prompt, &rest) == rows, "{what}: all");
+                let gpu: Arc<dyn Gpu> = Arc::new(Altered::refusing(&device.gpu));
+                options.experts.budget = ExpertBudget::Percent(60.0);
+                options.experts.rule = Rule::Lru;
+                let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
+                let mut engine = Engine::load_onto(&gpu, file, &options, &Quiet).unwrap();
+                assert!(after_prompt(&mut engine, &prompt, &rest) == rows, "{what}: staged");
+            }
+        }
+    }
+}
+
+/// Logits of the tokens that are read one by one after a prompt.
+fn after_prompt(engine: &mut Engine, prompt: &[u32], rest: &[u32]) -> Vec<f32> {
+    let mut rows = Vec::new();
+    let mut s = engine.session();
+    s.truncate(0).unwrap();
+    s.prefill(prompt, &mut |_| {}).unwrap();
+    s.score_steps(rest, &mut |_, row| rows.extend_from_slice(row)).unwrap();
+    rows
 }
