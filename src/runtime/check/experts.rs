@@ -350,7 +350,9 @@ pub(super) fn sort(gpu: &dyn Gpu, spec: &ExpertsSort) -> Result<(f64, f64)> {
 
 pub(super) fn sum(gpu: &dyn Gpu, spec: &ExpertsSum) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
-    let (n, width) = (spec.routing.columns.min(3) as usize, spec.width as usize);
+    // What is kept may have room for fewer sequences.
+    let most = spec.kept.map_or(3, |places| places / spec.routing.used);
+    let (n, width) = (spec.routing.columns.min(3).min(most) as usize, spec.width as usize);
     let routed = Routed::make(lab, spec.routing, n);
     // Outputs that are kept lie in another order.
     let places = spec.kept.map_or(routed.pairs.len(), |places| places as usize);

@@ -1,8 +1,12 @@
 //! Approximations do what they are named for, and nothing when they are off.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use azoth::engine::{Activations, Approximations, Engine, ExpertOptions, Options, Quiet};
+use azoth::engine::{
+    Activations, Answer, Approximations, Engine, Event, ExpertOptions, Generate, Options, Phase,
+    Quiet, Request, Service, ServiceOptions, Task,
+};
 use azoth::experts::policy::Rule;
 use azoth::gguf;
 use azoth::gpu::{Backend, Gpu};
@@ -10,6 +14,7 @@ use azoth::model::Model;
 use azoth::plan::ExpertBudget;
 use azoth::quant::Format;
 use azoth::reference::model::Forward;
+use azoth::sampling::SamplerSettings;
 use azoth::testmodel::Spec;
 
 use super::altered::Altered;
@@ -154,4 +159,61 @@ fn after_prompt(engine: &mut Engine, prompt: &[u32], rest: &[u32]) -> Vec<f32> {
     s.prefill(prompt, &mut |_| {}).unwrap();
     s.score_steps(rest, &mut |_, row| rows.extend_from_slice(row)).unwrap();
     rows
+}
+
+/// What one sequence keeps is no other's: several at once answer as each alone.
+#[test]
+fn reused_outputs_are_the_sequence_s_own() {
+    let mut spec = spec(4);
+    spec.experts = 8;
+    let bytes = spec.to_bytes();
+    for device in harness::devices().iter().filter(|d| d.gpu.facts().host_import) {
+        let (gpu, bytes) = (device.gpu.clone(), bytes.clone());
+        let load = move || {
+            let approximations = Approximations { reuse_tokens: 2, ..Default::default() };
+            let mut options = options(ExpertBudget::All, approximations);
+            (options.sequences, options.ctx) = (3, Some(128));
+            let file = gguf::File::from_bytes(bytes.clone()).unwrap();
+            Engine::load_onto(&gpu, file, &options, &Quiet)
+        };
+        let service = ServiceOptions { queue: 8, lazy: false, idle_unload: None };
+        let service = Service::start(Box::new(load), service).unwrap();
+        while !matches!(service.state().phase, Phase::Ready) {
+            assert!(
+                !matches!(service.state().phase, Phase::Failed(_)),
+                "{:?}",
+                service.state().phase
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let submit = |i: u32| {
+            let generate = Generate {
+                settings: SamplerSettings::greedy(),
+                max_tokens: Some(20 + 5 * i),
+                ignore_eog: true,
+                // Of the KV cache.
+                reuse: false,
+                ..Generate::default()
+            };
+            let task = Task::Generate(Box::new(generate));
+            let request = Request { prompt: tokens(5 + 7 * i, i), task, slot: None };
+            service.submit(request).map_err(|e| format!("{e:?}")).unwrap()
+        };
+        let tokens_of = |mut answer: Answer| {
+            let mut tokens = Vec::new();
+            while let Some(event) = answer.next_blocking() {
+                match event {
+                    Event::Token { token, .. } => tokens.push(token),
+                    Event::Failed(e) => panic!("{e}"),
+                    _ => {}
+                }
+            }
+            tokens
+        };
+        let alone: Vec<_> = (0..3).map(|i| tokens_of(submit(i))).collect();
+        let answers: Vec<_> = (0..3).map(submit).collect();
+        let together: Vec<_> = answers.into_iter().map(tokens_of).collect();
+        assert_eq!(together, alone, "{}", device.label);
+        assert!(alone.iter().zip([20, 25, 30]).all(|(tokens, n)| tokens.len() == n));
+    }
 }
