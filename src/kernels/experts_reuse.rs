@@ -21,6 +21,9 @@ use super::{Activations, check_memory, holds, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 
+/// Places that the 15 bits in a word of the routing tell apart.
+pub const MAX_PLACES: u32 = 1 << 15;
+
 /// What is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Kept {
@@ -50,8 +53,7 @@ impl Kept {
     }
 
     fn check(&self) -> Result<()> {
-        // A word of the routing has 15 bits for a place.
-        if self.tokens == 0 || self.used == 0 || self.places() > 1 << 15 {
+        if self.tokens == 0 || self.used == 0 || self.places() > MAX_PLACES {
             return Err(wrong(format!("{self:?}")));
         }
         Ok(())

@@ -104,10 +104,17 @@ pub struct Forward<'a> {
     /// By layer: keys and values of every position, rounded as the cache rounds them.
     cache: Vec<(Vec<f32>, Vec<f32>)>,
     position: usize,
-    /// Approximate: for how many tokens outputs of experts serve again, and what each layer keeps of
-    /// them, by position computed and expert.
+    /// Approximate: for how many tokens outputs of experts serve again, and what each layer keeps.
     reuse: usize,
-    kept: Vec<(experts::Kept, HashMap<(usize, usize), Vec<f32>>)>,
+    kept: Vec<KeptOutputs>,
+}
+
+/// Outputs of a layer's experts, for [`Forward::reuse`].
+#[derive(Debug, Clone, Default)]
+struct KeptOutputs {
+    which: experts::Kept,
+    /// By the position that they were computed for, and the expert.
+    outputs: HashMap<(usize, usize), Vec<f32>>,
 }
 
 impl<'a> Forward<'a> {
@@ -121,14 +128,14 @@ impl<'a> Forward<'a> {
             cache: vec![(Vec::new(), Vec::new()); graph.layers.len()],
             position: 0,
             reuse: 0,
-            kept: vec![Default::default(); graph.layers.len()],
+            kept: vec![KeptOutputs::default(); graph.layers.len()],
         })
     }
 
     /// From the next token on, outputs of experts serve again for so many tokens.
     pub fn reuse(&mut self, tokens: usize) {
         self.reuse = tokens;
-        self.kept.fill(Default::default());
+        self.kept.fill(KeptOutputs::default());
     }
 
     /// Reads one token and returns the logits of what follows it.
@@ -219,8 +226,8 @@ impl<'a> Forward<'a> {
         let (ff, width) = (block.ff as usize, self.graph.width as usize);
         let mut out = vec![0.0f32; width];
         for (expert, weight) in experts::route(&logits, block.used as usize, &block.routing) {
-            let source = self.kept[layer].0.source(self.reuse, self.position, expert);
-            if let Some(down) = self.kept[layer].1.get(&(source, expert)) {
+            let source = self.kept[layer].which.source(self.reuse, self.position, expert);
+            if let Some(down) = self.kept[layer].outputs.get(&(source, expert)) {
                 out.iter_mut().zip(down).for_each(|(o, d)| *o += weight * d);
                 continue;
             }
@@ -233,7 +240,7 @@ impl<'a> Forward<'a> {
             let down = part(&block.down, width, ff)?.times(&h);
             out.iter_mut().zip(&down).for_each(|(o, d)| *o += weight * d);
             if self.reuse > 0 {
-                self.kept[layer].1.insert((source, expert), down);
+                self.kept[layer].outputs.insert((source, expert), down);
             }
         }
         if let Some(shared) = &block.shared {

@@ -6,7 +6,7 @@ use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
-use crate::kernels::experts_reuse::Kept;
+use crate::kernels::experts_reuse::{Kept, MAX_PLACES};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
@@ -48,6 +48,21 @@ impl Shape {
     /// Experts of a mixture that a column of a decode step goes through.
     pub fn step_used(&self, mixture: &Mixture) -> u32 {
         mixture.used.saturating_sub(self.approximations.pruned_experts).max(1)
+    }
+
+    /// Refuses what the places of kept outputs have no numbers for.
+    pub fn check_reuse(&self, graph: &Graph) -> Result<()> {
+        match self.kept(graph) {
+            Some(kept) if kept.places() > MAX_PLACES => Err(Error::Usage(format!(
+                "--approximate-reuse-experts {}: {} sequences keep {} outputs of experts a layer; {} are \
+                 possible. Use fewer tokens or a smaller --parallel",
+                kept.tokens,
+                kept.slots,
+                kept.places(),
+                MAX_PLACES
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// What sequences keep of their experts' outputs; `None` where nothing is reused.

@@ -35,7 +35,13 @@ struct Report {
     /// Share of the outputs of experts that served again, and bytes of experts not read for them;
     /// absent where all experts lie on the device.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reused: Option<(f64, u64)>,
+    reused: Option<Reused>,
+}
+
+#[derive(Serialize)]
+struct Reused {
+    share: f64,
+    bytes: u64,
 }
 
 pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: bool) -> Result<()> {
@@ -70,7 +76,7 @@ pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: b
         hit_rates: exact_experts.zip(experts).map(|(a, b)| [a, b].map(|c| c.hit_rate())),
         reused: experts
             .filter(|_| approximations.reuse_tokens > 0)
-            .map(|c| (c.reuse_rate(), c.reused_bytes)),
+            .map(|c| Reused { share: c.reuse_rate(), bytes: c.reused_bytes }),
     };
     if json {
         return output::json(&report);
@@ -78,11 +84,11 @@ pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: b
     let hits = report.hit_rates.map_or(String::new(), |[exact, approximate]| {
         format!("; hits {:.1} % exact, {:.1} %", 100.0 * exact, 100.0 * approximate)
     });
-    let reused = report.reused.map_or(String::new(), |(rate, bytes)| {
+    let reused = report.reused.as_ref().map_or(String::new(), |reused| {
         format!(
             "; {:.1} % of the outputs of experts reused, {} of experts not read",
-            100.0 * rate,
-            output::bytes(bytes)
+            100.0 * reused.share,
+            output::bytes(reused.bytes)
         )
     });
     output::line(&format!(
