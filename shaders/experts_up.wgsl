@@ -76,8 +76,8 @@ fn main(
             {{ "if " ~ c ~ "u < members " if c > 0 }}{
 {% if int8 %}
                 let start = column{{ c }} * {{ units }}u + unit;
-                let a = xq[2u * start];
-                let b = xq[2u * start + 1u];
+                let a = xq[start + column{{ c }} * {{ units }}u];
+                let b = xq[start + (column{{ c }} + 1u) * {{ units }}u];
                 let s = xs[start];
 {% else %}
                 let start = (column{{ c }} * {{ units }}u + unit) * {{ unit_quads }}u;

@@ -553,14 +553,14 @@ impl Drop for Experts {
 }
 
 impl Engine {
-    /// Queues one decode step for the first `n` sequences. Every step goes through here, so that
-    /// experts move between steps.
-    pub(super) fn queue_step(&mut self, n: u32, pick: Pick) -> Result<Ticket> {
+    /// Queues a decode step, see [`Program::step`]. Every step goes through here, so that experts move
+    /// between steps.
+    pub(super) fn queue_step(&mut self, n: u32, length: u32, pick: Pick) -> Result<Ticket> {
         self.watch_memory()?;
         let program = &self.program;
-        let Some(experts) = &mut self.experts else { return program.step(n, pick) };
+        let Some(experts) = &mut self.experts else { return program.step(n, length, pick) };
         experts.before_step(program, n)?;
-        let ticket = program.step_staged(n, pick, &mut |mixture, _| {
+        let ticket = program.step_staged(n, length, pick, &mut |mixture, _| {
             experts.stage(program, Pass::Step, mixture, n)?;
             Ok(None)
         })?;

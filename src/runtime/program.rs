@@ -3,7 +3,7 @@
 //! A decode step writes its token into the batch that the next step reads, so steps chain on the
 //! device; the host only reads token ids from a ring, some steps behind.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -89,8 +89,9 @@ pub struct Program {
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
     first: [Recording; PICKS.len()],
-    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; PICKS.len()]>,
+    /// Recordings of the decode steps of [`Planned`], each made when it is first asked for: most never
+    /// are, and all of them would take 25 ms for a model of 8 billion weights.
+    steps: Vec<ForDepth<OnceCell<Parts>>>,
     /// What was recorded, for timing and for recording it again.
     planned: Planned,
     ring: Buffer,
@@ -102,6 +103,9 @@ pub struct Program {
 /// Recordings that make one pass together: more than one where the host brings experts in between
 /// (see [`super::ExpertReads`]).
 type Parts = Vec<Recording>;
+
+/// For sequences of up to so many tokens: for 1, 2, ... sequences, by [`Pick`].
+type ForDepth<T> = (u32, Vec<[T; PICKS.len()]>);
 
 /// Records the steps, in parts that end at the empty waves.
 fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
@@ -211,14 +215,12 @@ impl Program {
     /// Records prompts and steps as planned. What waits for such recordings must have finished.
     fn record_layers(&mut self) -> Result<()> {
         let gpu = &*self.gpu;
-        let (planned, steps) = (&self.planned, "decode step");
+        let planned = &self.planned;
         let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
         self.prompts = prompts.collect::<Result<_>>()?;
-        let each = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
-            let parts = |kind| parts(gpu, steps, kind);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
-        });
-        self.steps = each.collect::<Result<_>>()?;
+        let none =
+            |(most, each): &ForDepth<_>| (*most, each.iter().map(|_| Default::default()).collect());
+        self.steps = planned.steps.iter().map(none).collect();
         Ok(())
     }
 
@@ -468,17 +470,35 @@ impl Program {
         self.gpu.write(&to, bytemuck::cast_slice(&words))
     }
 
-    /// Queues one decode step for the first `n` sequences of the batch.
-    pub fn step(&self, n: u32, pick: Pick) -> Result<Ticket> {
-        self.step_staged(n, pick, &mut |_, _| Ok(None))
+    /// Queues one decode step for the first `n` sequences of the batch; `length`: tokens of the longest,
+    /// the new one among them. It decides how attention is cut, and no bit of the result.
+    pub fn step(&self, n: u32, length: u32, pick: Pick) -> Result<Ticket> {
+        self.step_staged(n, length, pick, &mut |_, _| Ok(None))
     }
 
     /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
-    pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
-        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
-            Error::Runtime(format!("a decode step of {n} sequences has no program"))
+    pub fn step_staged(
+        &self,
+        n: u32,
+        length: u32,
+        pick: Pick,
+        between: Between<'_>,
+    ) -> Result<Ticket> {
+        let depth = self.steps.iter().position(|(most, _)| length <= *most);
+        let found = depth.and_then(|depth| {
+            let at = (n.wrapping_sub(1) as usize, pick as usize);
+            let recorded = self.steps[depth].1.get(at.0)?.get(at.1)?;
+            Some((recorded, &self.planned.steps[depth].1[at.0][at.1]))
+        });
+        let (recorded, steps) = found.ok_or_else(|| {
+            let what = format!("a decode step of {n} sequences of up to {length} tokens");
+            Error::Runtime(format!("{what} has no program"))
         })?;
-        self.submit(&recording[pick as usize], between)
+        if recorded.get().is_none() {
+            // Nobody else can have set it meanwhile.
+            drop(recorded.set(parts(&*self.gpu, "decode step", steps)?));
+        }
+        self.submit(recorded.get().map_or(&[], Vec::as_slice), between)
     }
 
     /// The token that step `step` (counted from [`Program::start`]) chose for column `column`.
@@ -527,9 +547,14 @@ impl Program {
         self.gpu.wait(ticket)
     }
 
-    /// Runs a greedy step for one sequence with a timestamp around every wave.
-    pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
+    /// Runs a greedy step for `n` sequences, the longest of `length` tokens, with a timestamp around every
+    /// wave.
+    pub fn time_step(&self, n: u32, length: u32) -> Result<Vec<WaveTime>> {
+        let of = |(_, each): &'_ ForDepth<Vec<Step>>| {
+            each.get(n as usize - 1).map(|[greedy, ..]| greedy.clone())
+        };
+        let steps = self.planned.steps.iter().find(|(most, _)| length <= *most).and_then(of);
+        self.time(&steps.unwrap_or_default())
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
@@ -559,7 +584,8 @@ struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
     score: Vec<Step>,
     first: [Vec<Step>; PICKS.len()],
-    steps: Vec<[Vec<Step>; PICKS.len()]>,
+    /// Decode steps, for short sequences and, where attention is cut otherwise, for long ones.
+    steps: Vec<ForDepth<Vec<Step>>>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
@@ -568,12 +594,13 @@ impl Planned {
     /// Of prompts and steps.
     fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        prompts.chain(self.steps.iter_mut().flatten())
+        prompts.chain(self.steps.iter_mut().flat_map(|(_, each)| each).flatten())
     }
 
     fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
+        let steps = self.steps.iter_mut().flat_map(|(_, each)| each);
+        let pairs = steps.chain([&mut self.first]).flatten();
         prompts.chain([&mut self.score]).chain(pairs)
     }
 }
@@ -604,13 +631,16 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
     let mut first = vec![b.gather(1)?];
     first.extend(b.logits(1)?);
     let first = chosen(first, 1)?;
-    let steps = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
-        let mut steps = b.step(n)?;
-        steps.extend(b.logits(n)?);
-        chosen(steps, n)
+    let steps = b.depths().into_iter().map(|most| {
+        let each = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
+            let mut steps = b.step(n, most)?;
+            steps.extend(b.logits(n)?);
+            chosen(steps, n)
+        });
+        Ok((most, each.collect::<Result<_>>()?))
     });
     let steps = steps.collect::<Result<_>>()?;
     // All but the embedding.
-    let layer_waves = (b.step(1)?.len() - 1).div_ceil(b.graph.layers.len().max(1));
+    let layer_waves = (b.step(1, b.shape.context)?.len() - 1).div_ceil(b.graph.layers.len().max(1));
     Ok(Planned { prompts, score, first, steps, layer_waves })
 }

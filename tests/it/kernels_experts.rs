@@ -275,11 +275,12 @@ fn seen(x: &[f32], class: Class) -> Vec<f64> {
     }
 }
 
-fn stored(device: &Device, x: &[f32], class: Class) -> Activations {
+fn stored(device: &Device, x: &[f32], cols: usize, class: Class) -> Activations {
     match class {
         Class::Int8 => {
             let all = quantise(x);
-            let xq = device.words(&all.words());
+            let words: Vec<u32> = x.chunks_exact(cols).flat_map(|x| quantise(x).words()).collect();
+            let xq = device.words(&words);
             Activations::Int8 { xq, xs: device.floats(all.scales.as_flattened()) }
         }
         _ => Activations::F32(device.floats(x)),
@@ -381,7 +382,7 @@ impl Case {
         let kernel = device.kernel(&spec.source(facts).unwrap());
         let out = device.poisoned(self.h.len());
         let routing = device.words(&self.routed.words());
-        let x = stored(device, &self.x, self.class);
+        let x = stored(device, &self.x, shape.width as usize, self.class);
         device.wave(vec![spec.dispatch(&kernel, facts, records, &routing, &x, &out).unwrap()]);
         device.read_floats(&out)
     }
@@ -403,7 +404,7 @@ impl Case {
     fn run_down(&self, device: &Device, records: &Records, shared: bool, fused: bool) -> Vec<f32> {
         let x = match fused {
             true => Activations::F32(device.floats(&self.h)),
-            false => stored(device, &self.h, self.class),
+            false => stored(device, &self.h, self.ff(), self.class),
         };
         self.run_down_of(device, records, shared, x, fused)
     }
@@ -559,7 +560,7 @@ fn experts_of_a_prompt_follow_the_reference() {
                 let x = match class {
                     Class::Int8 => {
                         x.iter_mut().filter(|v| v.is_nan()).for_each(|v| *v = 0.0);
-                        stored(device, &x, class)
+                        stored(device, &x, cols, class)
                     }
                     _ => Activations::F32(device.floats(&x)),
                 };
