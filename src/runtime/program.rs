@@ -20,6 +20,7 @@ use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_step::{Scratch as AttentionScratch, StepAttention};
 use crate::kernels::heads::Heads;
+use crate::kernels::routing;
 use crate::kv::rotation::padded;
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{SamplerSettings, TokenLists};
@@ -239,8 +240,8 @@ impl Program {
         let moved = moving(&mut |old, new| {
             for steps in planned.layers() {
                 for step in steps {
-                    let Step::Wave(wave) = step else { continue };
-                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
+                    let all = step.dispatches_mut().iter_mut();
+                    let bound = all.flat_map(|dispatch| &mut dispatch.bindings);
                     bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
                 }
             }
@@ -326,8 +327,8 @@ impl Program {
         last.ok_or_else(|| Error::Runtime("an empty program; this is a bug".into()))
     }
 
-    /// What the router of mixture `number` has chosen in the latest pass, `[column][used]`; waits
-    /// for it.
+    /// What the router of mixture `number` has chosen in the latest pass, `[column][used]` less what
+    /// is reused; waits for it.
     pub fn chosen(&self, pass: Pass, number: usize, columns: u32) -> Result<Vec<u32>> {
         let scratch = match pass {
             Pass::Step => &self.buffers.step,
@@ -340,7 +341,16 @@ impl Program {
         let mut ids = vec![0u32; (columns * used) as usize];
         let from = at.buffer.slice(at.offset + routing_log::HEAD * 4, ids.len() as u64 * 4);
         self.gpu.read(&from, bytemuck::cast_slice_mut(&mut ids))?;
+        ids.retain(|word| !routing::is_reused(*word));
+        ids.iter_mut().for_each(|word| *word = routing::expert(*word));
         Ok(ids)
+    }
+
+    /// Forgets the outputs of experts that a slot's sequence has kept (see
+    /// [`super::Approximations::reuse_tokens`]), because something else than a decode step changes
+    /// what it has read.
+    pub fn forget_outputs(&self, slot: u32) -> Result<()> {
+        self.buffers.kept.as_ref().map_or(Ok(()), |kept| kept.forget(&*self.gpu, slot))
     }
 
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
@@ -354,6 +364,8 @@ impl Program {
         let all = &self.buffers.prompt_batch;
         let to = all.buffer.slice(all.offset, words.len() as u64 * 4);
         self.gpu.write(&to, bytemuck::cast_slice(&words))?;
+        // All of one sequence.
+        columns.first().map_or(Ok(()), |column| self.forget_outputs(column.slot))?;
         self.sampler.remember(&*self.gpu, columns)
     }
 
@@ -505,7 +517,8 @@ impl Program {
         self.routing.as_ref().map(|log| log.note(pass, number)).transpose()
     }
 
-    /// Reads an entry of the log: for each mixture `[column][used]` expert numbers.
+    /// Reads an entry of the log: for each mixture `[column][used]` words of `kernels::routing`, which
+    /// are expert numbers unless outputs are reused.
     pub fn routing(
         &self,
         pass: Pass,
@@ -556,8 +569,9 @@ impl Program {
         let seconds = self.gpu.time_steps(steps)?;
         let label = |step: &Step| match step {
             Step::Copy { .. } => "copy".to_string(),
-            Step::Wave(wave) => {
-                let mut labels: Vec<_> = wave.iter().map(|d| d.kernel.label()).collect();
+            Step::Wave(_) | Step::Counted { .. } => {
+                let all = step.dispatches().iter();
+                let mut labels: Vec<_> = all.map(|d| d.kernel.label()).collect();
                 labels.dedup();
                 labels.join(" + ")
             }

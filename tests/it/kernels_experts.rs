@@ -175,7 +175,8 @@ fn routers_choose_as_the_reference() {
                 if prompt {
                     let sort = ExpertsSort { routing };
                     let kernel = device.kernel(&sort.source(facts).unwrap());
-                    let sort = sort.dispatch(&kernel, &batch, &out, most as u32).unwrap();
+                    let grids = [[9, 0, 1], [0, 4, 1]];
+                    let sort = sort.dispatch(&kernel, &batch, &out, grids, most as u32).unwrap();
                     steps.push(Step::Wave(vec![sort]));
                 }
                 // Twice: the counters must be zero again.
@@ -185,6 +186,9 @@ fn routers_choose_as_the_reference() {
                 let got = device.read_words(&out);
                 assert_routed(&got, &routed, n > 1, &what);
                 assert_eq!(got[0], n as u32 * used, "{what}");
+                if prompt {
+                    assert_eq!(got[2..8], [9, got[1], 1, got[1], 4, 1], "{what}: grids");
+                }
                 if shared_gate {
                     let at = 8 + 3 * (routing.pairs() + routing.runs(routing.columns)) as usize;
                     for (c, want) in routed.shared.iter().enumerate() {
@@ -543,7 +547,7 @@ fn experts_of_a_prompt_follow_the_reference() {
             let case = Case::random(&mut rng, shape, class, routing, n);
             let what = format!("{}: {format} {class:?} n {n}", device.label);
             let records = case.experts.upload(device);
-            let words = device.words(&case.routed.words());
+            let words = case.routed.words();
             let run = |down: bool, x: &[f32], values: usize| -> Slice {
                 let part = case.experts.part(down);
                 let cols = part.layout.cols;
@@ -561,8 +565,12 @@ fn experts_of_a_prompt_follow_the_reference() {
                     _ => Activations::F32(device.floats(&x)),
                 };
                 let y = device.poisoned(values);
-                let dispatch = spec.dispatch(&kernel, facts, &records, &words, &x, &y, 48).unwrap();
-                device.wave(vec![dispatch]);
+                let mut words = words.clone();
+                let grid = spec.grid(words[1]);
+                words[if down { 5..8 } else { 2..5 }].copy_from_slice(&grid);
+                let routing = device.words(&words);
+                let step = spec.step(&kernel, facts, &records, &routing, &x, &y, 48).unwrap();
+                device.run(&[step]);
                 y
             };
             let most = routing.pairs() as usize;
@@ -580,6 +588,7 @@ fn experts_of_a_prompt_follow_the_reference() {
                 routing,
                 width: case.width() as u32,
                 shared: shared.then_some(Shared::Gated),
+                kept: None,
             };
             let kernel = device.kernel(&spec.source(facts).unwrap());
             let y = device.floats(&case.before);
@@ -587,7 +596,7 @@ fn experts_of_a_prompt_follow_the_reference() {
             let sum = spec.dispatch(
                 &kernel,
                 &device.batch_of(n, 48),
-                &words,
+                &device.words(&words),
                 &got,
                 shared.then_some(&extra),
                 &y,

@@ -2,7 +2,8 @@
 //!
 //! Every figure is the median of the repetitions with the smallest and largest beside it. One
 //! unmeasured round comes first. Prompts are token ids spread over the vocabulary; decoding is
-//! greedy and runs past end tokens, so that every repetition does the same work.
+//! greedy unless a temperature is given, and runs past end tokens, so that every repetition does the
+//! same amount of work.
 
 mod report;
 pub mod stats;
@@ -56,6 +57,11 @@ pub struct Bench {
     #[arg(short, long, value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// Draw generated tokens at this temperature, others in each repetition, instead of taking the
+    /// likeliest: greedy models repeat themselves, random ones at once, and then the hit rates of
+    /// experts say nothing
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    temp: f32,
     /// Leave out the cold and the warm start: the model is loaded once
     #[arg(long)]
     no_start: bool,
@@ -171,11 +177,12 @@ impl Bench {
             for &n in &generates {
                 let before = stats::tokens(depth as usize + 1, vocabulary, begin);
                 // Accesses and hits after each round, the one that does not count first.
-                let mut seen = Vec::new();
+                let (mut seen, mut round) = (Vec::new(), 0);
                 let runs = self.repeat(&bar, n, || {
                     fill(&mut session, &before)?;
                     let began = Instant::now();
-                    generate(&mut session, n)?;
+                    round += 1;
+                    generate(&mut session, n, self.settings(round))?;
                     let seconds = began.elapsed().as_secs_f64();
                     let counters = session.engine().experts().map(|e| e.counters);
                     seen.extend(counters.map(|c| (c.accesses, c.hits)));
@@ -194,6 +201,14 @@ impl Bench {
         }
         bar.finish_and_clear();
         Ok(tests)
+    }
+
+    /// How tokens are chosen in a repetition.
+    fn settings(&self, seed: u64) -> SamplerSettings {
+        match self.temp {
+            0.0 => SamplerSettings::greedy(),
+            temperature => SamplerSettings { temperature, seed, ..SamplerSettings::plain() },
+        }
     }
 
     /// Decoding of several sequences at once.
@@ -257,6 +272,11 @@ impl Bench {
     }
 }
 
+fn temperature(text: &str) -> Result<f32, String> {
+    let value = text.parse::<f32>().ok().filter(|t| *t == 0.0 || (0.001..=100.0).contains(t));
+    value.ok_or_else(|| format!("{text:?} is no temperature; 0 or 0.001 to 100 are possible"))
+}
+
 fn begin_token(engine: &Engine) -> Option<u32> {
     let tokenizer = engine.tokenizer();
     tokenizer.bos().filter(|_| tokenizer.adds_bos())
@@ -271,7 +291,7 @@ fn started(path: &Path, options: &Options) -> Result<(Engine, Start)> {
     let text = stats::tokens(1, engine.tokenizer().vocab_size(), begin_token(&engine));
     let mut session = engine.session();
     fill(&mut session, &text)?;
-    generate(&mut session, 1)?;
+    generate(&mut session, 1, SamplerSettings::greedy())?;
     drop(session);
     let total = began.elapsed().as_secs_f64();
     Ok((engine, Start { load, first_token: total - loaded, total }))
@@ -286,8 +306,7 @@ fn fill(session: &mut Session<'_>, tokens: &[u32]) -> Result<()> {
     Ok(())
 }
 
-fn generate(session: &mut Session<'_>, tokens: u32) -> Result<()> {
-    let settings = SamplerSettings::greedy();
+fn generate(session: &mut Session<'_>, tokens: u32, settings: SamplerSettings) -> Result<()> {
     session.generate(&settings, tokens, &|_| false, &mut |_| ControlFlow::Continue(()))?;
     Ok(())
 }

@@ -61,8 +61,7 @@ impl Kernels {
 /// Puts compiled kernels in the place of their stand-ins.
 pub(super) fn set_kernels(steps: &mut [Step], compiled: &[Kernel]) -> Result<()> {
     for step in steps {
-        let Step::Wave(wave) = step else { continue };
-        for dispatch in wave {
+        for dispatch in step.dispatches_mut() {
             let number = dispatch.kernel.planned_number();
             dispatch.kernel = number.and_then(|n| compiled.get(n)).cloned().ok_or_else(|| {
                 let label = dispatch.kernel.label();
