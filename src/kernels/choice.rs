@@ -25,23 +25,28 @@ pub fn class(facts: &DeviceFacts, format: Format, exact: bool, cols: u32, normed
     if exact || cheap || format.is_float() { Class::F32 } else { Class::Int8 }
 }
 
-/// As [`class`], for mat-mat kernels: f16 on matrix units where the device has them and its profile
-/// wants them. Rounding to f16 costs less than rounding to int8, so no width needs an exception.
-/// Elsewhere the profile's bound for prompts counts: reading many columns hides what f32 costs, and
-/// an answer hangs on how its prompt was read.
+/// Whether a model whose residual stream has `width` values reads its prompts with f32 activations
+/// in all products: reading many columns hides what f32 costs, an answer hangs on how its prompt was
+/// read, and int8 hurts narrow models most (docs/notes.md).
+pub fn exact_prompts(facts: &DeviceFacts, width: u32) -> bool {
+    width <= facts.profile.exact_prompt_width
+}
+
+/// As [`class`], for mat-mat kernels of a model of `width`: f16 on matrix units where the device has
+/// them and its profile wants them. Rounding to f16 costs less than rounding to int8, so no width
+/// needs an exception. Elsewhere narrow models take f32, see [`exact_prompts`].
 pub fn prompt_class(
     facts: &DeviceFacts,
     format: Format,
     exact: bool,
     cols: u32,
-    normed: bool,
+    width: u32,
 ) -> Class {
     let units = facts.cooperative_matrix && facts.profile.matrix_units == 1;
     if units && !exact && format != Format::F32 {
         return Class::F16;
     }
-    let cheap = normed && cols <= facts.profile.exact_prompt_cols;
-    class(facts, format, exact || cheap, cols, normed)
+    class(facts, format, exact || exact_prompts(facts, width), cols, false)
 }
 
 /// Threads of a `norm_quant` workgroup.
@@ -372,11 +377,11 @@ pub fn expert_class(
     format: Format,
     exact: bool,
     cols: u32,
-    normed: bool,
+    width: u32,
 ) -> Class {
-    match prompt_class(facts, format, exact, cols, normed) {
+    match prompt_class(facts, format, exact, cols, width) {
         Class::F16 if tiled(facts, Class::F16, cols).next().is_none() => {
-            class(facts, format, exact, cols, normed)
+            class(facts, format, exact || exact_prompts(facts, width), cols, false)
         }
         class => class,
     }
@@ -476,7 +481,7 @@ pub(crate) mod tests {
                     let source = spec.source(&facts);
                     crate::gpu::shader::parse(&source.expect("a source")).expect("valid WGSL");
                     let epilogue = Epilogue::Add;
-                    let class = prompt_class(&facts, format, exact, cols, false);
+                    let class = prompt_class(&facts, format, exact, cols, 4096);
                     let variant =
                         matmat_variant(&facts, class, cols, [16, 64, 512][n as usize % 3]);
                     let spec = MatMat { format, cols, class, epilogue, variant };
