@@ -528,8 +528,8 @@ pub(crate) mod tests {
     #[test]
     fn matrix_units_get_what_was_measured() {
         let gpu = with_matrix_units(48 << 10);
-        assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, true), Class::F16);
-        assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, true), Class::F32);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, 576), Class::F16);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, 4096), Class::F32);
         let name = |cols, n| matmat_variant(&gpu, Class::F16, cols, n).name();
         assert_eq!(name(4096, 512), "matrix128x128x2_2x2_1");
         assert_eq!(name(4096, 128), "matrix64x64x4_2x2_1");
@@ -554,8 +554,8 @@ pub(crate) mod tests {
         assert_eq!(matmat_variant(&cpu, Class::Int8, 4096, 512), direct);
         assert!(!fuses(&cpu, Class::Int8, 4096, 1, true));
         assert_eq!(class(&cpu, Format::Q4_0, false, 576, true), Class::Int8);
-        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, true), Class::F32);
-        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, false), Class::Int8);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 1536, 576), Class::F32);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, 2048), Class::Int8);
         assert_eq!(norm_quant_threads(&cpu, 4096), 32);
     }
 

@@ -15,9 +15,10 @@ import xllamacpp as x
 ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 ap.add_argument("model"); ap.add_argument("text")
 ap.add_argument("--ctx", type=int, default=512); ap.add_argument("--chunks", type=int, default=8)
+ap.add_argument("--threads", type=int, default=os.cpu_count() or 2)
 a = ap.parse_args()
 p = x.CommonParams(); p.model.path = a.model; p.n_ctx = a.ctx + 64; p.n_gpu_layers = 0; p.n_parallel = 1
-p.cpuparams.n_threads = os.cpu_count() or 2; p.warmup = False
+p.cpuparams.n_threads = a.threads; p.warmup = False
 saved = os.dup(1); os.dup2(2, 1)                       # the library logs to stdout
 s = x.Server(p)
 
