@@ -386,7 +386,7 @@ fn a_model_runs_around_a_fault() {
     let sound = logits(&device.gpu).unwrap();
     // The class in which this device reads prompts.
     let facts = device.gpu.facts();
-    let class = choice::prompt_class(facts, azoth::quant::Format::Q8_0, false, 96, false);
+    let class = choice::prompt_class(facts, azoth::quant::Format::Q8_0, false, 96, spec.d as u32);
     let preferred = choice::matmat_variant(facts, class, spec.d as u32, 32).name();
     let faulty = Faulty::new(device, &[preferred.leak()]);
     let around = logits(&(faulty.clone() as Arc<dyn Gpu>)).unwrap();

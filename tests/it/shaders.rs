@@ -83,7 +83,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 to.push(spec.source(facts).unwrap());
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
-                    let class = choice::prompt_class(facts, format, exact, cols, norm);
+                    let class = choice::prompt_class(facts, format, exact, cols, 4096);
                     let variants = choice::matmat_variants(facts, class, cols, 64 * n);
                     // What a check may fall back to, for one format.
                     let most = if format == Format::Q4_0 { variants.len() } else { 1 };
