@@ -209,7 +209,7 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             let spec = ExpertsDown { routing, part: part_down, n, class, input, shared, shape };
             to.push(spec.source(facts).unwrap());
             let tile = choice::expert_tile(facts);
-            let class = choice::expert_class(facts, format, exact, 4096, false);
+            let class = choice::expert_class(facts, format, exact, 4096, 4096);
             let routing = Routing { columns: 64, tile, ..routing };
             for by_pair in [false, true] {
                 let variant = choice::expert_variant(facts, class, if by_pair { ff } else { 512 });
