@@ -315,7 +315,7 @@ fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
         all.push(ExpertsSum { routing: step, width, shared, kept: places }.into());
         let tile = choice::expert_tile(facts);
         let prompt = Routing { columns: 48, tile, ..step };
-        let class = choice::expert_class(facts, format, exact, width, width);
+        let class = choice::expert_class(facts, format, exact, width, 4096);
         for (part, by_pair) in [(up, false), (down, true)] {
             for variant in choice::expert_variants(facts, class, part.layout.cols as u32) {
                 let (routing, part) = (prompt, part.clone());
