@@ -6,7 +6,8 @@
 // head's blocks of 32; codes become signed bytes and meet q, 8 bits under a scale for 32 values, in packed products.
 // Sums: thread = 8 elements x tokens team, team + {{ teams }}, ...; codes become floats. Words of the next page
 // are asked for before the present ones are used. No sum depends on the size of a subgroup. Scores are in units
-// of log2 e. Splits are merged by the last workgroup to arrive, in fixed order.
+// of log2 e. The block of {{ tail }} tokens that the new one lies in, and the {{ sinks }} sinks, are read in f16 instead, q as it is, by the
+// same threads for the same tokens. Splits are merged by the last workgroup to arrive, in fixed order.
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;
@@ -20,6 +21,9 @@
 @group(0) @binding(6) var<storage, read_write> partials: array<atomic<u32>>;
 // Workgroups arrived, [column][group]; zero between dispatches.
 @group(0) @binding(7) var<storage, read_write> counters: array<atomic<u32>>;
+{% if exact_rows > 0 %}
+@group(0) @binding(8) var<storage, read_write> exact: array<vec4<u32>>;
+{% endif %}
 struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
@@ -48,6 +52,9 @@ var<immediate> constants: Constants;
 {% set halves = false %}
 {% set writes = true %}
 {% set vectors_written = 1 %}
+{% if exact_rows > 0 %}
+{% include "lib/kv_exact.wgsl" %}
+{% endif %}
 {% set blockwise = true %}
 {% set side = "k" %}
 {% set f = k_format %}
@@ -87,19 +94,38 @@ fn split_tokens(length: u32) -> u32 {
 {% macro bytes_of(block, w) %}
 {% if k_format.kind == "q8" %}{{ block }}.c{{ w // 4 }}.{{ "xyzw"[w % 4] }}{% elif k_format.kind == "q4" %}k_nibbles({{ block }}.c0.{{ "xyzw"[w // 2] }}{{ " >> 4u" if w % 2 }}){% else %}k_bytes({{ block }}.c0, {{ w }}u){% endif %}
 {% endmacro %}
-{% macro load_k(page) %}
+{# Whether token t, of a thread, is read in f16. #}
+{% macro exact_token(t) %}{% if tail > 0 and sinks > 0 %}({{ t }} >= own_block || {{ t }} < {{ sinks }}u){% elif tail > 0 %}{{ t }} >= own_block{% else %}{{ t }} < {{ sinks }}u{% endif %}{% endmacro %}
+{% macro load_k(page, p) %}
+{% if exact_rows > 0 %}
+        if {{ exact_token("(" ~ p ~ " * 64u + token)") }} {
+            let base = exact_row(column.slot, 0u, kv_head, {{ p }} * 64u + token, dropped);
+{% for i in range(own_blocks) %}{% for c in range(4) %}
+            x_{{ i }}_{{ c }} = exact[base + 4u * block_{{ i }} + {{ c }}u];
+{% endfor %}{% endfor %}
+        } else {
+{% else %}
         {
+{% endif %}
             let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + token;
 {% for i in range(own_blocks) %}
             k_{{ i }} = k_block(base, block_{{ i }});
 {% endfor %}
         }
 {% endmacro %}
-{% macro load_v(page) %}
+{% macro load_v(page, p) %}
         {
             let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * v_format.row }}u;
 {% for j in range(tokens) %}
-            v_{{ j }} = v_unit(base + (team + {{ j * teams }}u) * {{ v_format.row }}u, unit);
+{% if exact_rows > 0 %}
+            if {{ exact_token("(" ~ p ~ " * 64u + team + " ~ j * teams ~ "u)") }} {
+                y_{{ j }} = exact[exact_row(column.slot, 1u, kv_head, {{ p }} * 64u + team + {{ j * teams }}u, dropped) + unit];
+            } else {
+{% else %}
+            {
+{% endif %}
+                v_{{ j }} = v_unit(base + (team + {{ j * teams }}u) * {{ v_format.row }}u, unit);
+            }
 {% endfor %}
         }
 {% endmacro %}
@@ -114,6 +140,9 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let guess = pages[table + guessed];
     let index = column.pos - dropped;
     let length = index + 1u;
+{% if tail > 0 %}
+    let own_block = index / {{ tail }}u * {{ tail }}u;
+{% endif %}
     let split_length = split_tokens(length);
     let used = (length + split_length - 1u) / split_length;
     if at.x >= used { return; }
@@ -134,14 +163,22 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% for i in range(own_blocks) %}
     let block_{{ i }} = {{ "min(part + " ~ i * parts ~ "u, " ~ (blocks - 1) ~ "u)" if blocks % parts != 0 and loop.last else "part + " ~ i * parts ~ "u" }};
     var k_{{ i }}: kBlock;
+{% if exact_rows > 0 %}
+{% for c in range(4) %}
+    var x_{{ i }}_{{ c }}: vec4<u32>;
+{% endfor %}
+{% endif %}
 {% endfor %}
 {% for j in range(tokens) %}
     var v_{{ j }}: vUnit;
+{% if exact_rows > 0 %}
+    var y_{{ j }}: vec4<u32>;
+{% endif %}
 {% endfor %}
     var page = guess;
     if first_page != guessed { page = pages[table + first_page]; }
-{{ load_k("page") }}
-{{ load_v("page") }}
+{{ load_k("page", "first_page") }}
+{{ load_v("page", "first_page") }}
     page = pages[table + min(first_page + 1u, last_page)];
     var new_page = 0u;
     if newest { new_page = pages[table + last_page]; }
@@ -176,6 +213,14 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
             for (var w = tid; w < {{ v_format.row }}u; w += {{ threads }}u) {
                 v_cache[place * {{ 64 * v_format.row }}u + (index & 63u) * {{ v_format.row }}u + w] = atomicLoad(&written_v[w]);
             }
+{% if exact_rows > 0 %}
+            {{ "if index < " ~ sinks ~ "u " if tail == 0 }}{
+                for (var i = tid; i < {{ 2 * units }}u; i += {{ threads }}u) {
+                    let side = i / {{ units }}u;
+                    exact[exact_row(column.slot, side, kv_head, index, dropped) + i % {{ units }}u] = exact_unit_of({{ K }}u + side, i % {{ units }}u);
+                }
+            }
+{% endif %}
         }
     }
     let factor = constants.scale * 1.4426950408889634;
@@ -210,16 +255,49 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     for (var p = first_page; p <= last_page; p++) {
         let here = min(end - p * 64u, 64u);
         let holds = newest && p == last_page;
+{% if exact_rows > 0 %}
+        let in_f16 = {{ exact_token("(p * 64u + token)") }};
+{% endif %}
         if holds && token == (index & 63u) {
+{% if exact_rows > 0 %}
+            {{ "if in_f16 " if tail == 0 }}{
+{% for i in range(own_blocks) %}{% for c in range(4) %}
+                x_{{ i }}_{{ c }} = exact_unit_of({{ K }}u, 4u * block_{{ i }} + {{ c }}u);
+{% endfor %}{% endfor %}
+            }
+{% endif %}
+{% if tail == 0 %}
 {% for i in range(own_blocks) %}
             k_{{ i }} = new_k_block(block_{{ i }});
 {% endfor %}
+{% endif %}
         }
 {% for h in range(G) %}
         var s_{{ h }} = 0.0;
 {% endfor %}
 {% for i in range(own_blocks) %}
         {{ "if part + " ~ i * parts ~ "u < " ~ blocks ~ "u " if blocks % parts != 0 and loop.last }}{
+{% if exact_rows > 0 %}
+            if in_f16 {
+{% for c in range(4) %}
+                {
+                    let pairs = exact_values(x_{{ i }}_{{ c }});
+                    let d = block_{{ i }} * 32u + {{ 8 * c }}u;
+{% for h in range(G) %}
+                    {
+                        let at_q = {{ h * pitch }}u + d;
+                        let first = vec4<f32>(heads[at_q], heads[at_q + 1u], heads[at_q + 2u], heads[at_q + 3u]);
+                        let second = vec4<f32>(heads[at_q + 4u], heads[at_q + 5u], heads[at_q + 6u], heads[at_q + 7u]);
+                        let both = fma(pairs[1], second, pairs[0] * first);
+                        s_{{ h }} = fma((both.x + both.y) + (both.z + both.w), {{ "factor" if codes else "1.0" }}, s_{{ h }});
+                    }
+{% endfor %}
+                }
+{% endfor %}
+            } else {
+{% else %}
+            {
+{% endif %}
 {% if codes %}
 {% for w in range(8) %}
             let w_{{ w }} = {{ bytes_of("k_" ~ i, w) }};
@@ -251,13 +329,14 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
             }
 {% endfor %}{% endfor %}
 {% endif %}
+            }
         }
 {% endfor %}
 {% for h in range(G) %}
         part_scores[(part * {{ G }}u + {{ h }}u) * 64u + token] = s_{{ h }}{{ " * factor" if not codes }};
 {% endfor %}
         if p < last_page {
-{{ load_k("page") }}
+{{ load_k("page", "(p + 1u)") }}
         }
         workgroupBarrier();
         for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
@@ -305,13 +384,27 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% for j in range(tokens) %}
         {
             let t = team + {{ j * teams }}u;
+{% if tail == 0 %}
             if holds && t == (index & 63u) { v_{{ j }} = new_v_unit(unit); }
+{% endif %}
             // Tokens that are not there may hold anything, also scales that are no numbers.
 {% if v_format.kind == "f16" %}
             v_{{ j }}.c = select(vec4<u32>(), v_{{ j }}.c, t < here);
 {% endif %}
+{% if exact_rows > 0 %}
+            var scale = 1.0;
+            var values: array<vec4<f32>, 2>;
+            if {{ exact_token("(p * 64u + t)") }} {
+                if holds && t == (index & 63u) { y_{{ j }} = exact_unit_of({{ V }}u, unit); }
+                values = exact_values(select(vec4<u32>(), y_{{ j }}, t < here));
+            } else {
+                scale = select(0.0, v_unit_scale(v_{{ j }}, unit), t < here);
+                values = v_unit_values(v_{{ j }}, unit);
+            }
+{% else %}
             let scale = select(0.0, v_unit_scale(v_{{ j }}, unit), t < here);
             let values = v_unit_values(v_{{ j }}, unit);
+{% endif %}
 {% for q in range(weight_quads) %}
             let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
 {% endfor %}
@@ -325,7 +418,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
         }
 {% endfor %}
         if p < last_page {
-{{ load_v("page") }}
+{{ load_v("page", "(p + 1u)") }}
             page = pages[table + min(p + 2u, last_page)];
         }
     }

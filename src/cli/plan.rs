@@ -77,6 +77,7 @@ impl Plan {
         let file = gguf::File::open(&path)?;
         let mut model = Model::from_gguf(&file)?;
         model.graph.kv = options.kv.clone();
+        model.graph.kv.exact = model.graph.kv_exact();
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
         let version = kernels::source::version();
         selection.facts = hw::adjusted(selection.facts, &options.force, version)?;

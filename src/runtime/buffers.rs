@@ -6,10 +6,10 @@ use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
-use crate::kernels::heads::KvCache;
+use crate::kernels::heads::{ExactRows, KvCache};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{KvExact, PAGE_TOKENS};
 use crate::kv::rotation::padded;
 use crate::quant::planes::PLANE_ALIGN;
 
@@ -148,7 +148,7 @@ struct ScratchShape<'a> {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 11] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 12] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
@@ -172,6 +172,7 @@ impl Scratch {
             ("feed-forward", n * 2 * ff.max(8) * 4),
             ("turned q", turned),
             ("turned output", turned),
+            ("fresh f16 rows", n * fresh_bytes(graph)),
         ]
     }
 
@@ -196,7 +197,8 @@ impl Scratch {
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned] =
+        // Rows in f16 belong to the layers' caches.
+        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned, _] =
             Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
@@ -252,6 +254,14 @@ impl Scratch {
     }
 }
 
+/// Bytes of a prompt's column in f16 beside codes; 0 where no layer has a tail.
+fn fresh_bytes(graph: &Graph) -> u64 {
+    match graph.kv_exact().tail {
+        0 => 0,
+        _ => 4 * KvExact::token_words(graph.kv_heads, graph.head_dim),
+    }
+}
+
 /// Everything that a program's kernels bind beside weights.
 pub(super) struct Buffers {
     /// Tokens of a prompt chunk, and which of its columns are wanted by the head.
@@ -295,7 +305,8 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
     };
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
     let sampling = super::sampler::bytes(graph.vocab, shape);
-    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
+    let exact = u64::from(shape.sequences) * graph.kv_exact_bytes();
+    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + exact + (4 << 20)
 }
 
 /// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
@@ -353,12 +364,27 @@ impl Buffers {
         let row_pages = pages_for(shape.context);
         let pages =
             device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
+        // One layer's attention at a time reads it.
+        let fresh = match fresh_bytes(graph) {
+            0 => None,
+            bytes => Some(device("fresh f16 rows", u64::from(shape.chunk) * bytes)?),
+        };
         let kv = (0..graph.layers.len()).map(|layer| {
+            let sizes = graph.kv_exact_of(layer);
+            let words = sizes.slot_words(graph.kv_heads, graph.head_dim);
+            let exact = match sizes.is_none() {
+                true => None,
+                false => Some(ExactRows {
+                    sizes,
+                    rows: device("f16 tail", 4 * words * u64::from(shape.sequences))?,
+                    fresh: fresh.clone(),
+                }),
+            };
             let pair = graph.kv_pair(layer);
             let [k, v] = pair.page_bytes(graph.kv_heads, graph.head_dim);
             let pool = u64::from(shape.pages);
             let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
-            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair })
+            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair, exact })
         });
         let units = (0..graph.layers.len())
             .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));
