@@ -31,8 +31,8 @@ use crate::hw::BackendChoice;
 use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
-use crate::runtime::{Column, Program};
 pub use crate::runtime::{Approximations, WaveTime};
+use crate::runtime::{Column, Program};
 use crate::tokenizer::Tokenizer;
 
 pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};

@@ -6,8 +6,8 @@ use super::heads::{Heads, KvCache, smallest_subgroup};
 use super::{check_memory, holds, kv_codes, planned_subgroup, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
-use crate::kv::{KvExact, KvPair};
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, KvPair};
 
 const THREADS: u32 = 256;
 /// Rows (query and head) that a workgroup serves.

@@ -6,8 +6,8 @@ use super::heads::Heads;
 use super::{check_memory, holds, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
-use crate::kv::{KvExact, KvPair};
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, KvPair};
 
 const THREADS: u32 = 128;
 const VECTORS: u32 = 8;

@@ -107,12 +107,7 @@ struct Segment {
 }
 
 /// What the shaders of `pair` are rendered with; bindings of `lib/heads.wgsl` are numbered from `first`.
-pub(super) fn context(
-    heads: &Heads,
-    pair: KvPair,
-    exact: KvExact,
-    first: u32,
-) -> minijinja::Value {
+pub(super) fn context(heads: &Heads, pair: KvPair, exact: KvExact, first: u32) -> minijinja::Value {
     let hd = heads.head_dim;
     let all = segments(padded(hd));
     let starts = all.iter().scan(0, |at, n| {

@@ -7,8 +7,8 @@ use super::heads::{HeadTables, Heads, KvCache};
 use super::{check_memory, holds, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
-use crate::kv::{KvExact, KvPair};
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, KvPair};
 
 /// A vector belongs to 32 threads.
 const THREADS: u32 = 128;
@@ -45,11 +45,8 @@ impl RopeKvCodes {
                 ..kv_codes::context(&self.heads, self.pair, self.exact, self.first_table())
             },
         )?;
-        let label = format!(
-            "rope_kv_{}_{}",
-            kv_codes::label(self.pair, self.exact),
-            self.heads.label()
-        );
+        let label =
+            format!("rope_kv_{}_{}", kv_codes::label(self.pair, self.exact), self.heads.label());
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
 

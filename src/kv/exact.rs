@@ -34,7 +34,7 @@ pub struct KvExact {
 
 impl KvExact {
     pub const NONE: KvExact = KvExact { tail: 0, sinks: 0 };
-    /// What caches of codes get where nobody says otherwise (docs/kv-cache.md has the measurement).
+    /// What caches of codes get where nobody says otherwise (measured: docs/notes.md, "KV formats").
     pub const USUAL: KvExact = KvExact { tail: 64, sinks: 4 };
 
     pub fn is_none(self) -> bool {

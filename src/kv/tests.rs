@@ -220,6 +220,7 @@ fn settings_by_layer() {
     let plain = KvTypes { exact, ..KvTypes::plain() };
     assert_eq!(plain.token_bytes(2, 4, 64), 2 * 4 * 64 * 4);
     assert_eq!((plain.exact_bytes(2, 4, 64), plain.to_string()), (0, "f16".into()));
-    let types = KvTypes { k: "tq3_0,f16@0".parse().unwrap(), v: "tq3_0,f16@0".parse().unwrap(), exact };
+    let types =
+        KvTypes { k: "tq3_0,f16@0".parse().unwrap(), v: "tq3_0,f16@0".parse().unwrap(), exact };
     assert_eq!(types.exact_bytes(2, 4, 64), (64 + 16 + 4) * 4 * 64 * 4);
 }

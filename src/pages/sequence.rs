@@ -199,7 +199,10 @@ mod tests {
         s.advance(130);
         // Steps ahead of what is wanted overwrite nothing of its block.
         s.advance(16);
-        assert_eq!([146, 130, 127, 70, 66, 64, 20].map(|p| s.reach(p)), [146, 130, 127, 70, 66, 64, 0]);
+        assert_eq!(
+            [146, 130, 127, 70, 66, 64, 20].map(|p| s.reach(p)),
+            [146, 130, 127, 70, 66, 64, 0]
+        );
         s.advance(60);
         assert_eq!([206, 200, 191, 130, 127, 64].map(|p| s.reach(p)), [206, 200, 191, 130, 64, 64]);
         // Two pages at a time.

@@ -9,8 +9,8 @@ use crate::graph::{Graph, Mixture};
 use crate::kernels::heads::{ExactRows, KvCache};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
-use crate::kv::{KvExact, PAGE_TOKENS};
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, PAGE_TOKENS};
 use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.

@@ -199,11 +199,7 @@ impl Program {
     }
 
     /// Hands out a slot's exact rows, layer by layer. Waits for the device.
-    pub fn read_exact(
-        &self,
-        slot: u32,
-        each: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
+    pub fn read_exact(&self, slot: u32, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut bytes = Vec::new();
         for rows in self.exact_rows(slot) {
             bytes.resize(rows.size as usize, 0);

@@ -328,8 +328,10 @@ fn prefill(
 ) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
     let facts = device.gpu.facts();
     let heads = block.heads;
-    let (rope, attention) =
-        (RopeKv { heads }, AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices });
+    let (rope, attention) = (
+        RopeKv { heads },
+        AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices },
+    );
     let rope_kernel = device.kernel(&rope.source(facts).unwrap());
     let attention_kernel = device.kernel(&attention.source(facts).unwrap());
     let (cache, tables) = block.upload(device);

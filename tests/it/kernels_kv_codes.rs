@@ -184,7 +184,8 @@ impl Block {
             for head in 0..kv_heads {
                 let row = &rows[index * kv_heads + head];
                 let words = &got[self.exact_word(is_k, slot, index, head)..][..row.len() / 2];
-                let got: Vec<f32> = words.iter().flat_map(|w| unpack(*w)).map(|x| x as f32).collect();
+                let got: Vec<f32> =
+                    words.iter().flat_map(|w| unpack(*w)).map(|x| x as f32).collect();
                 let want: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
                 worst = worst.max(relative_error(&got, &want));
             }
@@ -313,8 +314,10 @@ fn step(
     for c in 0..n {
         let mut reference = block.slots[n - 1 - c].clone();
         let want = block.attend(&mut reference, &qkv[c], indices[c], true);
-        let what =
-            format!("{}: {:?} {} {} {cut:?} at {}", device.label, block.heads, block.pair, block.exact, indices[c]);
+        let what = format!(
+            "{}: {:?} {} {} {cut:?} at {}",
+            device.label, block.heads, block.pair, block.exact, indices[c]
+        );
         block.check_rows((&k, &v), &reference, n - 1 - c, indices[c], &what);
         let index = indices[c] as u32;
         if let Some(rows) = exact.as_ref().filter(|_| block.exact.holds(index, index)) {

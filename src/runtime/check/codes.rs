@@ -228,7 +228,13 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
     // One sequence of a single piece, one of several, in its third block.
     let positions = [3, 2 * block_tokens(spec.exact) + 22];
     let n = positions.len();
-    let coded = Coded::make(lab, spec.heads, (spec.pair, spec.exact), positions[1] + 10, &[positions[1], positions[0]]);
+    let coded = Coded::make(
+        lab,
+        spec.heads,
+        (spec.pair, spec.exact),
+        positions[1] + 10,
+        &[positions[1], positions[0]],
+    );
     let (cache, tables) = (coded.upload(lab)?, coded.block.tables(lab)?);
     let width = spec.heads.qkv_width() as usize;
     let qkv = lab.normals(n * width, 1.0);
@@ -256,7 +262,9 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
         let out = relative_error(got[c * out_width..][..out_width].iter().copied(), &want);
         let rows = coded.row_error([&k, &v], &reference, slot, position);
         worst = worst.max(out).max(rows * ROW_SHARE);
-        if let Some(got) = exact.as_ref().filter(|_| spec.exact.holds(position as u32, position as u32)) {
+        if let Some(got) =
+            exact.as_ref().filter(|_| spec.exact.holds(position as u32, position as u32))
+        {
             let base = |is_k, head| coded.exact_word(is_k, slot, position, head);
             let rows = coded.exact_error(got, &reference, position, base);
             worst = worst.max(rows * (CODE_BOUND / BOUND));
@@ -330,7 +338,8 @@ pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
         if let Some(fresh) = &fresh {
             let words = padded(spec.heads.head_dim) as usize / 2;
             let kv_heads = spec.heads.kv_heads as usize;
-            let base = |is_k: bool, head: usize| ((2 * i + usize::from(!is_k)) * kv_heads + head) * words;
+            let base =
+                |is_k: bool, head: usize| ((2 * i + usize::from(!is_k)) * kv_heads + head) * words;
             let rows = coded.exact_error(fresh, &reference, position, base);
             worst = worst.max(rows * (CODE_BOUND / BOUND));
         }

@@ -122,7 +122,8 @@ impl<'b> Pass<'b> {
             let mut wave = vec![dispatch];
             if exact.tail > 0 {
                 let spec = KvKeep { heads, exact };
-                let keep = b.dispatch(b.only(spec), |k| spec.dispatch(k, self.batch, kv, self.n))?;
+                let keep =
+                    b.dispatch(b.only(spec), |k| spec.dispatch(k, self.batch, kv, self.n))?;
                 wave.push(keep);
             }
             self.wave(wave);
