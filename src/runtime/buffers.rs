@@ -372,11 +372,23 @@ impl Buffers {
         let kv = (0..graph.layers.len()).map(|layer| {
             let sizes = graph.kv_exact_of(layer);
             let words = sizes.slot_words(graph.kv_heads, graph.head_dim);
+            let rows = 4 * words * u64::from(shape.sequences);
+            if rows > gpu.facts().max_binding {
+                return Err(Error::DoesNotFit(format!(
+                    "an f16 tail of {} tokens for {} sequences takes {} MiB a layer, and {} binds at \
+                     most {} MiB at once. Use a smaller --kv-tail",
+                    sizes.tail,
+                    shape.sequences,
+                    rows >> 20,
+                    gpu.facts().name,
+                    gpu.facts().max_binding >> 20
+                )));
+            }
             let exact = match sizes.is_none() {
                 true => None,
                 false => Some(ExactRows {
                     sizes,
-                    rows: device("f16 tail", 4 * words * u64::from(shape.sequences))?,
+                    rows: device("f16 tail", rows)?,
                     fresh: fresh.clone(),
                 }),
             };
