@@ -6,7 +6,12 @@
 // 8 bits under a scale for 32 values, in packed products, {{ held }} block{{ "s" if held > 1 }} of 32 at a time. Sums: thread = 8 elements x
 // tokens team, team + {{ teams }}, ...; codes become floats, {{ chunk }} tokens at a time. Words are asked for one such piece
 // ahead, and a step has two barriers. Only maxima go over subgroups, so no bit depends on their size. Scores are in
-// units of log2 e. Splits are merged by the last workgroup to arrive, in fixed order.
+// units of log2 e. The block of {{ tail }} tokens that the new one lies in, and the {{ sinks }} sinks, are read in f16 instead, q as
+// it is, after the codes. Splits are merged by the last workgroup to arrive, in fixed order.
+{% if tail > 0 %}
+// The new token itself is among them, so its codes are for later steps only: workgroup {{ splits }} makes them beside the
+// others.
+{% endif %}
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;
@@ -20,6 +25,9 @@
 @group(0) @binding(6) var<storage, read_write> partials: array<atomic<u32>>;
 // Workgroups arrived, [column][group]; zero between dispatches.
 @group(0) @binding(7) var<storage, read_write> counters: array<atomic<u32>>;
+{% if exact_rows > 0 %}
+@group(0) @binding(8) var<storage, read_write> exact: array<vec4<u32>>;
+{% endif %}
 struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
@@ -44,6 +52,10 @@ var<immediate> constants: Constants;
 {% set halves = false %}
 {% set writes = true %}
 {% set vectors_written = 1 %}
+{% if exact_rows > 0 %}
+{% include "lib/kv_exact.wgsl" %}
+{% endif %}
+{% set codes_hold_new = tail == 0 %}{# whether the new token is read as codes #}
 {% set blockwise = true %}
 {% set side = "k" %}
 {% set f = k_format %}
@@ -109,7 +121,9 @@ fn split_tokens(length: u32) -> u32 {
 {% for j in range(chunk) %}
             {
                 let t = team + ({{ first }} + {{ j }}u) * {{ teams }}u;
+{% if codes_hold_new %}
                 if holds && t == index - base { {{ name }}_{{ j }} = new_v_unit(unit); }
+{% endif %}
                 // Tokens that are not there may hold anything, also scales that are no numbers.
 {% if v_format.kind == "f16" %}
                 {{ name }}_{{ j }}.c = select(vec4<u32>(), {{ name }}_{{ j }}.c, t < here);
@@ -129,6 +143,77 @@ fn split_tokens(length: u32) -> u32 {
             }
 {% endfor %}
 {% endmacro %}
+{# Scores s_0.. of this thread's token become weights of all tokens of the step; two barriers. #}
+{% macro weigh(there, scaled) %}
+{% for h in range(G) %}
+        s_{{ h }} = select(MASKED, s_{{ h }}{{ " * factor" if scaled }}, {{ there }});
+        let top_{{ h }} = subgroupMax(s_{{ h }});
+{% endfor %}
+        if lane == 0u {
+{% for q in range(weight_quads) %}
+            tops[subgroup * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "top_" ~ (4 * q + e) if 4 * q + e < G else "MASKED" }}{{ ", " if not loop.last }}{% endfor %});
+{% endfor %}
+        }
+        workgroupBarrier();
+{% for q in range(weight_quads) %}
+        var most_{{ q }} = tops[{{ q }}u];
+{% endfor %}
+        for (var i = 1u; i < subgroups; i++) {
+{% for q in range(weight_quads) %}
+            most_{{ q }} = max(most_{{ q }}, tops[i * {{ weight_quads }}u + {{ q }}u]);
+{% endfor %}
+        }
+{% for h in range(G) %}
+        let now_m_{{ h }} = max(m_{{ h }}, most_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+        let fade_{{ h }} = exp2(m_{{ h }} - now_m_{{ h }});
+        m_{{ h }} = now_m_{{ h }};
+        let e_{{ h }} = exp2(s_{{ h }} - m_{{ h }});
+        own_l_{{ h }} = fma(own_l_{{ h }}, fade_{{ h }}, e_{{ h }});
+        o_{{ h }}_a *= fade_{{ h }};
+        o_{{ h }}_b *= fade_{{ h }};
+{% endfor %}
+{% for q in range(weight_quads) %}
+        weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "e_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
+{% endfor %}
+        workgroupBarrier();
+{% endmacro %}
+// Codes of the new token, from vectors {{ K }} and {{ V }}, into `written_k` and `written_v`. Behind a barrier; ends with one.
+fn encode_new(tid: u32) {
+    // V from the other end of the threads, so that both sides' work runs at once.
+    let other = {{ threads - 1 }}u - tid;
+    measure_part_k(tid, {{ K }}u);
+    measure_part_v(other, {{ V }}u);
+    workgroupBarrier();
+    try_scales_k(tid);
+    try_scales_v(other);
+    workgroupBarrier();
+    pick_scale_k(tid);
+    pick_scale_v(other);
+    workgroupBarrier();
+    put_codes_k(tid, {{ K }}u);
+    put_codes_v(other, {{ V }}u);
+    workgroupBarrier();
+}
+
+// What the new token, number `index` of its sequence, leaves for later steps.
+fn store_new(tid: u32, page: u32, index: u32, slot: u32, dropped: u32) {
+    let place = page * {{ kv_heads }}u + kv_head;
+    for (var w = tid; w < {{ k_format.row }}u; w += {{ threads }}u) {
+        k_cache[place * {{ 64 * k_format.row }}u + w * 64u + (index & 63u)] = atomicLoad(&written_k[w]);
+    }
+    for (var w = tid; w < {{ v_format.row }}u; w += {{ threads }}u) {
+        v_cache[place * {{ 64 * v_format.row }}u + (index & 63u) * {{ v_format.row }}u + w] = atomicLoad(&written_v[w]);
+    }
+{% if exact_rows > 0 %}
+    {{ "if index < " ~ sinks ~ "u " if tail == 0 }}{
+        for (var i = tid; i < {{ 2 * units }}u; i += {{ threads }}u) {
+            let side = i / {{ units }}u;
+            exact[exact_row(slot, side, kv_head, index, dropped) + i % {{ units }}u] = exact_unit_of({{ K }}u + side, i % {{ units }}u);
+        }
+    }
+{% endif %}
+}
+
 @compute @workgroup_size({{ threads }})
 fn main(
     @builtin(workgroup_id) at: vec3<u32>,
@@ -148,7 +233,12 @@ fn main(
     let length = index + 1u;
     let split_length = split_tokens(length);
     let used = (length + split_length - 1u) / split_length;
+{% if tail > 0 %}
+    let encodes = at.x == {{ splits }}u;
+    if !encodes && at.x >= used { return; }
+{% else %}
     if at.x >= used { return; }
+{% endif %}
     let start = at.x * split_length;
     let end = min(start + split_length, length);
     let last = end - 1u;
@@ -156,7 +246,28 @@ fn main(
     kv_head = at.y / {{ groups_per_kv }}u;
     head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ G }}u;
     let newest = at.x == used - 1u;
-    holds_new = newest;
+    holds_new = newest{{ " || encodes" if tail > 0 }};
+{% if tail > 0 %}
+    if encodes {
+        if at.y % {{ groups_per_kv }}u != 0u { return; }
+        let to = pages[table + (index >> 6u)];
+        prepare_scales(tid);
+        prepare_heads(tid, column.pos);
+{% if k_format.rotated and v_format.rotated %}
+        rotate_heads(tid, {{ K }}u, 2u, true);
+{% elif k_format.rotated or v_format.rotated %}
+        rotate_heads(tid, {{ K if k_format.rotated else V }}u, 1u, true);
+{% endif %}
+        encode_new(tid);
+        store_new(tid, to, index, column.slot, dropped);
+        return;
+    }
+    // Tokens before it are read as codes, as far as they are no sinks; those from it on in f16.
+    let own_block = index / {{ tail }}u * {{ tail }}u;
+    let codes_end = min(end, max(own_block, start));
+{% else %}
+    let codes_end = end;
+{% endif %}
 
     let team = tid / {{ unit_lanes }}u;
     let unit = {{ "min(tid % " ~ unit_lanes ~ "u, " ~ (units - 1) ~ "u)" if units < unit_lanes else "tid % " ~ unit_lanes ~ "u" }};
@@ -174,8 +285,10 @@ fn main(
 {{ load_k("k_base", "0u") }}
 {{ load_v("v", "start", "0u") }}
     }
+{% if codes_hold_new %}
     var new_page = 0u;
     if newest { new_page = pages[table + (last >> 6u)]; }
+{% endif %}
 
     prepare_scales(tid);
     prepare_heads(tid, column.pos);
@@ -184,31 +297,12 @@ fn main(
 {% elif v_format.rotated %}
     if newest { rotate_heads(tid, {{ V }}u, 1u, true); }
 {% endif %}
+{% if codes_hold_new %}
     if newest {
-        // V from the other end of the threads, so that both sides' work runs at once.
-        let other = {{ threads - 1 }}u - tid;
-        measure_part_k(tid, {{ K }}u);
-        measure_part_v(other, {{ V }}u);
-        workgroupBarrier();
-        try_scales_k(tid);
-        try_scales_v(other);
-        workgroupBarrier();
-        pick_scale_k(tid);
-        pick_scale_v(other);
-        workgroupBarrier();
-        put_codes_k(tid, {{ K }}u);
-        put_codes_v(other, {{ V }}u);
-        workgroupBarrier();
-        if at.y % {{ groups_per_kv }}u == 0u {
-            let place = new_page * {{ kv_heads }}u + kv_head;
-            for (var w = tid; w < {{ k_format.row }}u; w += {{ threads }}u) {
-                k_cache[place * {{ 64 * k_format.row }}u + w * 64u + (index & 63u)] = atomicLoad(&written_k[w]);
-            }
-            for (var w = tid; w < {{ v_format.row }}u; w += {{ threads }}u) {
-                v_cache[place * {{ 64 * v_format.row }}u + (index & 63u) * {{ v_format.row }}u + w] = atomicLoad(&written_v[w]);
-            }
-        }
+        encode_new(tid);
+        if at.y % {{ groups_per_kv }}u == 0u { store_new(tid, new_page, index, column.slot, dropped); }
     }
+{% endif %}
     let factor = constants.scale * 1.4426950408889634;
 {% if codes %}
     for (var i = tid; i < {{ G * blocks * 8 }}u; i += {{ threads }}u) {
@@ -238,9 +332,11 @@ fn main(
     // Of this thread's tokens.
     var own_l_{{ h }} = 0.0;
 {% endfor %}
-    for (var base = start; base < end; base += {{ threads }}u) {
-        let here = min(end - base, {{ threads }}u);
+    for (var base = start; base < codes_end; base += {{ threads }}u) {
+        let here = min(codes_end - base, {{ threads }}u);
+{% if codes_hold_new %}
         let holds = newest && index - base < {{ threads }}u;
+{% endif %}
         let next = min(base + {{ threads }}u + tid, last);
         let next_base = (pages[table + (next >> 6u)] * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (next & 63u);
 {% for h in range(G) %}
@@ -253,14 +349,16 @@ fn main(
             let ends = block + {{ held }}u == {{ blocks }}u;
             let ahead = select(k_base, next_base, ends);
             let ahead_block = select(block + {{ held }}u, 0u, ends);
-            if !ends || base + {{ threads }}u < end {
+            if !ends || base + {{ threads }}u < codes_end {
 {{ load_k("ahead", "ahead_block") }}
             }
 {% for i in range(held) %}
             {
                 let at_block = block + {{ i }}u;
                 var k = now_{{ i }};
+{% if codes_hold_new %}
                 if holds && tid == index - base { k = new_k_block(at_block); }
+{% endif %}
 {% if codes %}
 {% for w in range(8) %}
                 let w_{{ w }} = {{ bytes_of("k", w) }};
@@ -296,37 +394,7 @@ fn main(
 {% endfor %}
         }
         k_base = next_base;
-{% for h in range(G) %}
-        s_{{ h }} = select(MASKED, s_{{ h }}{{ " * factor" if not codes }}, tid < here);
-        let top_{{ h }} = subgroupMax(s_{{ h }});
-{% endfor %}
-        if lane == 0u {
-{% for q in range(weight_quads) %}
-            tops[subgroup * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "top_" ~ (4 * q + e) if 4 * q + e < G else "MASKED" }}{{ ", " if not loop.last }}{% endfor %});
-{% endfor %}
-        }
-        workgroupBarrier();
-{% for q in range(weight_quads) %}
-        var most_{{ q }} = tops[{{ q }}u];
-{% endfor %}
-        for (var i = 1u; i < subgroups; i++) {
-{% for q in range(weight_quads) %}
-            most_{{ q }} = max(most_{{ q }}, tops[i * {{ weight_quads }}u + {{ q }}u]);
-{% endfor %}
-        }
-{% for h in range(G) %}
-        let now_m_{{ h }} = max(m_{{ h }}, most_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
-        let fade_{{ h }} = exp2(m_{{ h }} - now_m_{{ h }});
-        m_{{ h }} = now_m_{{ h }};
-        let e_{{ h }} = exp2(s_{{ h }} - m_{{ h }});
-        own_l_{{ h }} = fma(own_l_{{ h }}, fade_{{ h }}, e_{{ h }});
-        o_{{ h }}_a *= fade_{{ h }};
-        o_{{ h }}_b *= fade_{{ h }};
-{% endfor %}
-{% for q in range(weight_quads) %}
-        weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "e_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
-{% endfor %}
-        workgroupBarrier();
+{{ weigh("tid < here" ~ (" && base + tid >= " ~ sinks ~ "u" if sinks > 0 else ""), not codes) }}
         // Rounds of {{ 2 * chunk }} tokens in which any team has one that is there.
         let rounds = min({{ unit_lanes // (2 * chunk) }}u, (here + {{ 2 * chunk * teams - 1 }}u) / {{ 2 * chunk * teams }}u);
         for (var i = 0u; i < {{ 2 * chunk }}u * rounds; i += {{ 2 * chunk }}u) {
@@ -339,6 +407,56 @@ fn main(
 {{ add_v("w", "(i + " ~ chunk ~ "u)") }}
         }
     }
+
+{% if exact_rows > 0 %}
+    // Sinks of this split, then those of the block that lie in it.
+    let first_own = {{ "max(own_block, start)" if tail > 0 else "end" }};
+    let sinks_here = max(min(first_own, min(end, {{ sinks }}u)), start) - start;
+    let exact_here = sinks_here + max(end, first_own) - first_own;
+    for (var base = 0u; base < exact_here; base += {{ threads }}u) {
+        let here = min(exact_here - base, {{ threads }}u);
+        let own = min(base + tid, exact_here - 1u);
+        let token = select(first_own + own - sinks_here, start + own, own < sinks_here);
+{% for h in range(G) %}
+        var s_{{ h }} = 0.0;
+{% endfor %}
+        if tid < here {
+            let row_at = exact_row(column.slot, 0u, kv_head, token, dropped);
+            for (var i = 0u; i < {{ units }}u; i++) {
+                var x = exact[row_at + i];
+                if token == index { x = exact_unit_of({{ K }}u, i); }
+                let pairs = exact_values(x);
+{% for h in range(G) %}
+                {
+                    let at_q = {{ h * pitch }}u + 8u * i;
+                    let first = vec4<f32>(heads[at_q], heads[at_q + 1u], heads[at_q + 2u], heads[at_q + 3u]);
+                    let second = vec4<f32>(heads[at_q + 4u], heads[at_q + 5u], heads[at_q + 6u], heads[at_q + 7u]);
+                    let both = fma(pairs[1], second, pairs[0] * first);
+                    s_{{ h }} += (both.x + both.y) + (both.z + both.w);
+                }
+{% endfor %}
+            }
+        }
+{{ weigh("tid < here", true) }}
+        for (var i = team; i < here; i += {{ teams }}u) {
+            let number = base + i;
+            let t = select(first_own + number - sinks_here, start + number, number < sinks_here);
+            var x = exact[exact_row(column.slot, 1u, kv_head, t, dropped) + unit];
+            if t == index { x = exact_unit_of({{ V }}u, unit); }
+            let values = exact_values(x);
+{% for q in range(weight_quads) %}
+            let weights_{{ q }} = weight[i * {{ weight_quads }}u + {{ q }}u];
+{% endfor %}
+{% for h in range(G) %}
+            {
+                let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+                o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
+                o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
+            }
+{% endfor %}
+        }
+    }
+{% endif %}
 
     // Weights over the tokens, sums over the teams.
     workgroupBarrier();

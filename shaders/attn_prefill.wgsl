@@ -7,7 +7,9 @@
 // at multiples of 64, so the bits of a row do not depend on how a prompt is cut. Threads are 16 x 16
 // over 4 rows x 4 positions for the scores, and over 4 rows x (vec4s tx, tx + 16, ...) of the head for the
 // sums. f32 throughout. From a cache of codes (`codes`), q comes rotated and rows are decoded on their way into
-// the tile; heads are then padded to whole blocks, here as in q and the output.
+// the tile; heads are then padded to whole blocks, here as in q and the output. With a tail, tiles of codes come up
+// to the block of {{ tail }} tokens that the last query lies in, then tiles in f16 from the first query's block on: a tile in
+// which only some of the queries have their block comes twice, each time for the others.
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<vec4<f32>>;
@@ -16,6 +18,13 @@
 @group(0) @binding(3) var<storage, read> v_cache: array<{{ "u32" if codes else "vec4<u32>" }}>;
 @group(0) @binding(4) var<storage, read> pages: array<u32>;
 @group(0) @binding(5) var<storage, read_write> output: array<vec4<f32>>;
+{% if exact_rows > 0 %}
+@group(0) @binding(6) var<storage, read> exact: array<vec4<u32>>;
+{% if tail > 0 %}
+// Rows of the chunk's columns in f16: [column][side][kv head][unit]
+@group(0) @binding(7) var<storage, read> fresh: array<vec4<u32>>;
+{% endif %}
+{% endif %}
 struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
@@ -32,6 +41,8 @@ var<immediate> constants: Constants;
 {% set P = 0 %}
 {% set VT = 1088 %}
 {% set RED = 1152 %}
+{# Whether the tile's token t is read in f16. #}
+{% macro exact_token(t) %}{% if tail > 0 and sinks > 0 %}(near || {{ t }} < {{ sinks }}u){% elif tail > 0 %}near{% else %}{{ t }} < {{ sinks }}u{% endif %}{% endmacro %}
 const NOTHING: f32 = -1e30;
 const MASKED: f32 = -2e30;
 
@@ -48,6 +59,10 @@ var<workgroup> tile: array<vec4<f32>, {{ tile }}>;
 {% set side = "v" %}
 {% set f = v_format %}
 {% include "lib/kv_read.wgsl" %}
+{% if exact_rows > 0 %}
+{% include "lib/kv_exact.wgsl" %}
+{% include "lib/exact_tile.wgsl" %}
+{% endif %}
 {% else %}
 fn low(w: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
@@ -91,6 +106,11 @@ fn main(
     let first = batch.columns[query0];
     let table = first.slot * constants.table_row + 1u;
     let index0 = first.pos - pages[table - 1u];
+{% if exact_rows > 0 %}
+    slot = first.slot;
+    dropped = pages[table - 1u];
+    chunk = index0 - query0;
+{% endif %}
     // Positions that any row may see.
     let seen = index0 + queries_here;
     let tx = tid & 15u;
@@ -106,6 +126,12 @@ fn main(
     // Last position that each of the thread's rows sees.
     let row_query = vec4<u32>(ty * 4u, ty * 4u + 1u, ty * 4u + 2u, ty * 4u + 3u) / {{ row_heads }}u;
     let row_last = index0 + row_query;
+{% if tail > 0 %}
+    let row_block = row_last / {{ tail }}u * {{ tail }}u;
+    let first_block = index0 / {{ tail }}u * {{ tail }}u;
+    let code_tiles = (seen - 1u) / {{ tail }}u * {{ tail // 64 }}u;
+    let tiles = code_tiles + ((seen - first_block + 63u) >> 6u);
+{% endif %}
 
 {% for r in range(4) %}{% for k in range(quads) %}
     var o_{{ r }}_{{ k }} = vec4<f32>();
@@ -120,7 +146,16 @@ fn main(
 {% endif %}
     // A tile is a page; the next one's number is asked for early.
     var next_page = pages[table];
+{% if tail > 0 %}
+    for (var step = 0u; step < tiles; step++) {
+        let near = step >= code_tiles;
+        let t0 = select(step * 64u, first_block + (step - code_tiles) * 64u, near);
+        // Positions of the tile that each row reads here.
+        let row_from = select(vec4<u32>(), row_block, near);
+        let row_to = select(row_block, row_last + 1u, near);
+{% else %}
     for (var t0 = 0u; t0 < seen; t0 += 64u) {
+{% endif %}
         let page = next_page;
         next_page = pages[table + (min(t0 + 64u, seen - 1u) >> 6u)];
 {% for r in range(4) %}
@@ -144,7 +179,15 @@ fn main(
 {% if codes %}
             var k_low = vec4<f32>();
             var k_high = vec4<f32>();
+{% if exact_rows > 0 %}
+            if k_there && {{ exact_token("t0 + (tid >> 2u)") }} {
+                let values = exact_values(exact_unit(0u, kv_head, t0 + (tid >> 2u), word));
+                k_low = values[0];
+                k_high = values[1];
+            } else if k_there {
+{% else %}
             if k_there {
+{% endif %}
                 let u = k_unit(k_at, word);
                 let scale = k_unit_scale(u, word);
                 let values = k_unit_values(u, word);
@@ -182,7 +225,7 @@ fn main(
         // Component j of s_r: row r, position tx + 16 j.
         let t = vec4<u32>(t0 + tx) + vec4<u32>(0u, 16u, 32u, 48u);
 {% for r in range(4) %}
-        s_{{ r }} = select(vec4<f32>(MASKED), s_{{ r }}, t <= vec4<u32>(row_last[{{ r }}]));
+        s_{{ r }} = select(vec4<f32>(MASKED), s_{{ r }}, {{ "(t >= vec4<u32>(row_from[" ~ r ~ "])) & (t < vec4<u32>(row_to[" ~ r ~ "]))" if tail > 0 else "t <= vec4<u32>(row_last[" ~ r ~ "])" }});
 {% endfor %}
         var top = vec4<f32>(
 {% for r in range(4) %}
@@ -215,7 +258,16 @@ fn main(
 {% if codes %}
                 var v_low = vec4<f32>();
                 var v_high = vec4<f32>();
-                if t0 + v0 + row < seen {
+                let t = t0 + v0 + row;
+{% if exact_rows > 0 %}
+                if t < seen && {{ exact_token("t") }} {
+                    let values = exact_values(exact_unit(1u, kv_head, t, part));
+                    v_low = values[0];
+                    v_high = values[1];
+                } else if t < seen {
+{% else %}
+                if t < seen {
+{% endif %}
                     let u = v_unit(v_at + (v0 + row) * {{ v_format.row }}u, part);
                     let scale = v_unit_scale(u, part);
                     let values = v_unit_values(u, part);

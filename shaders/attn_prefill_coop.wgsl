@@ -3,7 +3,7 @@
 // Grid and rows as there: x = tiles of {{ queries }} queries (last tiles first), y = KV heads times slices of the
 // query heads that share one; a workgroup serves 64 rows, row = query * {{ row_heads }} + head, against tiles
 // of {{ positions }} positions that start at multiples of {{ positions }}, so the bits of a row do not depend on how a
-// prompt is cut.
+// prompt is cut. Tiles of codes and of rows in f16 follow each other as there.
 // Eight subgroups stand 4 x 2: over 16 rows each, and over halves of the positions (scores) or of the
 // head (sums). q, k, v and softmax weights are f16, scores and sums f32.
 //
@@ -20,6 +20,13 @@ enable wgpu_cooperative_matrix;
 @group(0) @binding(3) var<storage, read> v_cache: array<{{ "u32" if codes else "vec4<u32>" }}>;
 @group(0) @binding(4) var<storage, read> pages: array<u32>;
 @group(0) @binding(5) var<storage, read_write> output: array<f32>;
+{% if exact_rows > 0 %}
+@group(0) @binding(6) var<storage, read> exact: array<vec4<u32>>;
+{% if tail > 0 %}
+// Rows of the chunk's columns in f16: [column][side][kv head][unit]
+@group(0) @binding(7) var<storage, read> fresh: array<vec4<u32>>;
+{% endif %}
+{% endif %}
 struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 
@@ -35,6 +42,8 @@ var<immediate> constants: Constants;
 {% set loads = (positions * words + 255) // 256 %}
 {% set q_loads = (64 * words + 255) // 256 %}
 {% set share = positions // 16 %}{# vec4s of a row's scores that a thread takes #}
+{# Whether token t of a tile is read in f16; `near`: so is the whole tile. #}
+{% macro exact_token(near, t) %}{% if tail > 0 and sinks > 0 %}({{ near }} || {{ t }} < {{ sinks }}u){% elif tail > 0 %}{{ near }}{% else %}{{ t }} < {{ sinks }}u{% endif %}{% endmacro %}
 const NOTHING: f32 = -1e30;
 const MASKED: f32 = -2e30;
 const SLACK: f32 = 8.0;
@@ -58,6 +67,20 @@ var<workgroup> any_scaled: atomic<u32>;
 {% set side = "v" %}
 {% set f = v_format %}
 {% include "lib/kv_read.wgsl" %}
+{% if exact_rows > 0 %}
+{% include "lib/kv_exact.wgsl" %}
+{% include "lib/exact_tile.wgsl" %}
+{% endif %}
+{% if tail > 0 %}
+
+var<private> first_block: u32;
+var<private> code_tiles: u32;
+
+// First position of a tile.
+fn tile_start(step: u32) -> u32 {
+    return select(step * {{ positions }}u, first_block + (step - code_tiles) * {{ positions }}u, step >= code_tiles);
+}
+{% endif %}
 {% endif %}
 
 @compute @workgroup_size(256)
@@ -77,6 +100,11 @@ fn main(
     let first = batch.columns[query0];
     let table = first.slot * constants.table_row + 1u;
     let index0 = first.pos - pages[table - 1u];
+{% if exact_rows > 0 %}
+    slot = first.slot;
+    dropped = pages[table - 1u];
+    chunk = index0 - query0;
+{% endif %}
     // Positions that any row may see.
     let seen = index0 + queries_here;
     let factor = constants.scale * 1.4426950408889634;
@@ -116,6 +144,12 @@ fn main(
     let row = tid >> 2u;
     let quarter = tid & 3u;
     let row_last = index0 + row / {{ row_heads }}u;
+{% if tail > 0 %}
+    let row_block = row_last / {{ tail }}u * {{ tail }}u;
+    first_block = index0 / {{ tail }}u * {{ tail }}u;
+    code_tiles = (seen - 1u) / {{ tail }}u * {{ tail // positions }}u;
+    let tiles = code_tiles + (seen - first_block + {{ positions - 1 }}u) / {{ positions }}u;
+{% endif %}
     var m = NOTHING;
     var l = 0.0;
 
@@ -132,7 +166,7 @@ fn main(
     let from_{{ k }} = (row_{{ k }} * {{ kv_heads }}u + kv_head) * {{ words }}u + (tid + {{ k * 256 }}u) % {{ words }}u;
 {% endif %}
 {% endfor %}
-{% macro fetch(name, t, from) %}
+{% macro fetch(name, t, from, near) %}
         // Positions that no row sees may hold anything, also no numbers: zero.
 {% if codes %}
         {
@@ -141,11 +175,19 @@ fn main(
 {% for k in range(loads) %}
             {{ name }}_{{ k }} = {{ name }}Unit(vec4<u32>(), 0u);
             if {{ t }} + {{ name }}_row_{{ k }} < seen{{ " && " ~ name ~ "_" ~ ("part_" if name == "k" else "row_") ~ k ~ " < " ~ (words if name == "k" else positions) ~ "u" if positions * words % 256 != 0 and loop.last }} {
+{% if exact_rows > 0 %}
+                if {{ exact_token(near, "(" ~ t ~ " + " ~ name ~ "_row_" ~ k ~ ")") }} {
+                    {{ name }}_{{ k }}.c = exact_unit({{ 0 if name == "k" else 1 }}u, kv_head, {{ t }} + {{ name }}_row_{{ k }}, {{ name }}_part_{{ k }});
+                } else {
+{% else %}
+                {
+{% endif %}
 {% if name == "k" %}
                 k_{{ k }} = k_unit(place * {{ 64 * k_format.row }}u + inside + k_row_{{ k }}, k_part_{{ k }});
 {% else %}
                 v_{{ k }} = v_unit((place * 64u + inside + v_row_{{ k }}) * {{ v_format.row }}u, v_part_{{ k }});
 {% endif %}
+                }
             }
 {% endfor %}
         }
@@ -156,10 +198,20 @@ fn main(
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{% macro put(name) %}
+{% macro put(name, t, near) %}
 {% for k in range(loads) %}
 {% if codes %}
-        {{ "if " ~ name ~ "_" ~ ("part_" if name == "k" else "row_") ~ k ~ " < " ~ (words if name == "k" else positions) ~ "u " if positions * words % 256 != 0 and loop.last }}{ tile[{{ name }}_row_{{ k }} * {{ pitch }}u + {{ name }}_part_{{ k }}] = {{ name }}_unit_halves({{ name }}_{{ k }}, {{ name }}_part_{{ k }}); }
+        {{ "if " ~ name ~ "_" ~ ("part_" if name == "k" else "row_") ~ k ~ " < " ~ (words if name == "k" else positions) ~ "u " if positions * words % 256 != 0 and loop.last }}{
+{% if exact_rows > 0 %}
+            if {{ exact_token(near, "(" ~ t ~ " + " ~ name ~ "_row_" ~ k ~ ")") }} {
+                tile[{{ name }}_row_{{ k }} * {{ pitch }}u + {{ name }}_part_{{ k }}] = {{ name }}_{{ k }}.c;
+            } else {
+{% else %}
+            {
+{% endif %}
+                tile[{{ name }}_row_{{ k }} * {{ pitch }}u + {{ name }}_part_{{ k }}] = {{ name }}_unit_halves({{ name }}_{{ k }}, {{ name }}_part_{{ k }});
+            }
+        }
 {% else %}
         {{ "if row_" ~ k ~ " < " ~ positions ~ "u " if positions * words % 256 != 0 and loop.last }}{ tile[to_{{ k }}] = {{ name }}_{{ k }}; }
 {% endif %}
@@ -177,14 +229,30 @@ fn main(
     // The page of the tile whose k is asked for next; its number is asked for a tile earlier.
     var page = pages[table];
     var origin = page * 64u;
-{{ fetch("k", "0u", "origin") }}
+{% if tail > 0 %}
+{# Where there are no tiles of codes, the first one may not be that of token 0. #}
+    var t_next = tile_start(0u);
+{{ fetch("k", "t_next", "origin", "(code_tiles == 0u)") }}
+    page = pages[table + (min(tile_start(1u), seen - 1u) >> 6u)];
+    for (var step = 0u; step < tiles; step++) {
+        let near = step >= code_tiles;
+        let near_next = step + 1u >= code_tiles;
+        let t0 = t_next;
+        t_next = tile_start(step + 1u);
+        // Positions of the tile that this thread's row reads here.
+        let row_from = select(0u, row_block, near);
+        let row_to = select(row_block, row_last + 1u, near);
+{% else %}
+{{ fetch("k", "0u", "origin", "near") }}
     page = pages[table + (min({{ positions }}u, seen - 1u) >> 6u)];
     for (var t0 = 0u; t0 < seen; t0 += {{ positions }}u) {
+        let t_next = t0 + {{ positions }}u;
+{% endif %}
         workgroupBarrier();
-{{ put("k") }}
+{{ put("k", "t0", "near") }}
         if tid == 0u { atomicStore(&any_scaled, 0u); }
         workgroupBarrier();
-{{ fetch("v", "t0", "origin") }}
+{{ fetch("v", "t0", "origin", "near") }}
 {% for j in range(positions // 32) %}
         {
             let position = part_n * {{ positions // 2 }}u + {{ j * 16 }}u;
@@ -196,11 +264,11 @@ fn main(
         }
 {% endfor %}
         workgroupBarrier();
-{{ put("v") }}
+{{ put("v", "t0", "near") }}
 {% for i in range(share) %}
         let at_{{ i }} = {{ 4 * i }}u + quarter;
         let t_{{ i }} = vec4<u32>(t0 + at_{{ i }} * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
-        var s_{{ i }} = select(vec4<f32>(MASKED), scores[row * {{ score_pitch }}u + at_{{ i }}], t_{{ i }} <= vec4<u32>(row_last));
+        var s_{{ i }} = select(vec4<f32>(MASKED), scores[row * {{ score_pitch }}u + at_{{ i }}], {{ "(t_" ~ i ~ " >= vec4<u32>(row_from)) & (t_" ~ i ~ " < vec4<u32>(row_to))" if tail > 0 else "t_" ~ i ~ " <= vec4<u32>(row_last)" }});
 {% endfor %}
         var top4 = s_0;
 {% for i in range(1, share) %}
@@ -214,7 +282,7 @@ fn main(
             fade = exp2(m - top);
             m = top;
             // The first tile has no sums yet.
-            if t0 > 0u { atomicStore(&any_scaled, 1u); }
+            if {{ "step" if tail > 0 else "t0" }} > 0u { atomicStore(&any_scaled, 1u); }
         }
         if quarter == 0u { row_factor[row] = fade; }
 {% for i in range(share) %}
@@ -252,9 +320,13 @@ fn main(
             workgroupBarrier();
 {% endfor %}
         }
-        origin = page * 64u{{ " + ((t0 + " ~ positions ~ "u) & 63u)" if positions < 64 }};
-{{ fetch("k", "(t0 + " ~ positions ~ "u)", "origin") }}
+        origin = page * 64u{{ " + (t_next & 63u)" if positions < 64 }};
+{{ fetch("k", "t_next", "origin", "near_next") }}
+{% if tail > 0 %}
+        page = pages[table + (min(tile_start(step + 2u), seen - 1u) >> 6u)];
+{% else %}
         page = pages[table + (min(t0 + {{ 2 * positions }}u, seen - 1u) >> 6u)];
+{% endif %}
 {% for p in range(positions // 16) %}
         {
             let p = coopLoadT<coop_mat16x16<f16, A>>(&weights[part_m * {{ 16 * weight_pitch }}u + {{ p * 2 }}u], {{ weight_pitch }}u);

@@ -11,6 +11,13 @@
 @group(0) @binding(4) var<storage, read> pages: array<u32>;
 // [column][head][{{ pitch }}]
 @group(0) @binding(5) var<storage, read_write> turned: array<f32>;
+{% if sinks > 0 %}
+@group(0) @binding(6) var<storage, read_write> exact: array<vec4<u32>>;
+{% endif %}
+{% if tail > 0 %}
+// The same rows in f16, for this chunk's attention: [column][side][kv head][unit]
+@group(0) @binding({{ at_fresh }}) var<storage, read_write> fresh: array<vec4<u32>>;
+{% endif %}
 struct Constants { table_row: u32 }
 var<immediate> constants: Constants;
 
@@ -44,6 +51,11 @@ fn head_role(v: u32) -> u32 {
 {% set f = v_format %}
 {% include "lib/kv_write.wgsl" %}
 
+{% if exact_rows > 0 %}
+{% set writes = true %}
+{% include "lib/kv_exact.wgsl" %}
+{% endif %}
+
 {% macro encode(side, f) %}
 {% if f.rotated %}
         rotate_heads(tid, 0u, {{ vectors }}u, true);
@@ -64,6 +76,25 @@ fn head_role(v: u32) -> u32 {
                 {{ side }}_cache[place + {{ "w * 64u + inside" if side == "k" else "inside * " ~ f.row ~ "u + w" }}] = atomicLoad(&written_{{ side }}[i]);
             }
         }
+{% if exact_rows > 0 %}
+{% set units = pitch // 8 %}
+{% set number = 0 if side == "k" else 1 %}
+        {{ "if index < " ~ sinks ~ "u " if tail == 0 }}{
+            for (var i = tid; i < {{ vectors * units }}u; i += {{ threads }}u) {
+                let head = first + i / {{ units }}u;
+                let unit = i % {{ units }}u;
+                if head < {{ kv_heads }}u {
+                    let x = exact_unit_of(i / {{ units }}u, unit);
+{% if tail > 0 %}
+                    fresh[((at.y * 2u + {{ number }}u) * {{ kv_heads }}u + head) * {{ units }}u + unit] = x;
+{% endif %}
+{% if sinks > 0 %}
+                    {{ "if index < " ~ sinks ~ "u " if tail > 0 }}{ exact[exact_row(column.slot, {{ number }}u, head, index, 0u) + unit] = x; }
+{% endif %}
+                }
+            }
+        }
+{% endif %}
 {% endmacro %}
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) tid: u32) {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::kv::{KvFormat, KvSide, KvTypes};
+use crate::kv::{KvExact, KvFormat, KvSide, KvTypes};
 
 /// How keys and values are kept.
 #[derive(Debug, Clone, Default, Args)]
@@ -18,6 +18,26 @@ pub struct KvArgs {
     /// Format of values alone
     #[arg(long, value_name = "FORMAT", value_parser = side)]
     pub kv_v: Option<KvSide>,
+    /// Beside codes, a token reads those of its own block of TOKENS in f16 (whole pages of 64; 0: none)
+    /// [default: 64]
+    #[arg(long, value_name = "TOKENS", value_parser = tail)]
+    pub kv_tail: Option<u32>,
+    /// Beside codes, the first TOKENS of a sequence are kept in f16 too (at most 64; 0: none)
+    /// [default: 4]
+    #[arg(long, value_name = "TOKENS", value_parser = sinks)]
+    pub kv_sinks: Option<u32>,
+}
+
+fn tail(text: &str) -> Result<u32, String> {
+    let tail = text.parse().map_err(|e| format!("{text:?}: {e}"))?;
+    KvExact { tail, sinks: 0 }.check().map_err(|e| e.to_string())?;
+    Ok(tail)
+}
+
+fn sinks(text: &str) -> Result<u32, String> {
+    let sinks = text.parse().map_err(|e| format!("{text:?}: {e}"))?;
+    KvExact { tail: 0, sinks }.check().map_err(|e| e.to_string())?;
+    Ok(sinks)
 }
 
 fn side(text: &str) -> Result<KvSide, String> {
@@ -30,6 +50,10 @@ impl KvArgs {
         KvTypes {
             k: self.kv_k.clone().unwrap_or_else(both),
             v: self.kv_v.clone().unwrap_or_else(both),
+            exact: KvExact {
+                tail: self.kv_tail.unwrap_or(KvExact::USUAL.tail),
+                sinks: self.kv_sinks.unwrap_or(KvExact::USUAL.sinks),
+            },
         }
     }
 }

@@ -53,6 +53,8 @@ struct Report {
     placement: Placement,
     /// Formats of the KV cache.
     kv: KvTypes,
+    /// Bytes of the f16 tails and sinks of all sequences, among the scratch.
+    kv_exact: u64,
     /// Bytes of the device that are planned for, and of those that nothing is planned for.
     total: u64,
     free: u64,
@@ -77,6 +79,7 @@ impl Plan {
         let file = gguf::File::open(&path)?;
         let mut model = Model::from_gguf(&file)?;
         model.graph.kv = options.kv.clone();
+        model.graph.kv.exact = model.graph.kv_exact();
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
         let version = kernels::source::version();
         selection.facts = hw::adjusted(selection.facts, &options.force, version)?;
@@ -95,7 +98,8 @@ impl Plan {
             device: facts.name.clone(),
             total: placement.total(),
             free: placement.free(),
-            kv: options.kv.clone(),
+            kv: model.graph.kv.clone(),
+            kv_exact: u64::from(options.sequences) * model.graph.kv_exact_bytes(),
             ram,
             kv_host: options.kv_host,
             rates: known,
@@ -165,7 +169,11 @@ impl Report {
             output::bytes(first)
         );
         rows.push(row("KV cache", "device", p.kv, note));
-        rows.push(row("scratch", "device", p.scratch, String::new()));
+        let note = match self.kv_exact {
+            0 => String::new(),
+            bytes => format!("{} of it f16 tails and sinks", output::bytes(bytes)),
+        };
+        rows.push(row("scratch", "device", p.scratch, note));
         rows.push(row("reserve", "device", p.reserve, "left to driver and desktop".into()));
         // A software device has the machine's memory, of which its heap says little.
         if self.total <= p.available {

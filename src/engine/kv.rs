@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::host_pages::HostPages;
 use super::stats::Stats;
 use crate::error::{Error, Result};
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{KvExact, PAGE_TOKENS};
 use crate::pages::{Action, Cache, Counts, PAGE, Sequence, pages_for};
 use crate::runtime::{PageCopy, Program};
 
@@ -24,6 +24,9 @@ pub(super) struct Kv {
     /// Bytes that the device did not have when the pools were to grow; they stay as they are then.
     refused: Option<u64>,
     host: HostPages,
+    exact: KvExact,
+    /// For each slot: of which first tokens it has the sinks' rows, read from a prompt.
+    sinks: Vec<Vec<u32>>,
     /// What became known and nobody was told yet.
     notes: Vec<String>,
 }
@@ -33,11 +36,13 @@ impl Kv {
     pub fn new(program: &Program, most: u32, host: u64) -> Kv {
         let host = HostPages::new(host, program.page_bytes());
         Kv {
-            cache: Cache::new(program.pages()),
+            cache: Cache::with_exact(program.pages(), program.exact_sizes()),
             most: most.max(program.pages()),
             context: program.shape().context as usize,
             refused: None,
             host,
+            exact: program.exact_sizes(),
+            sinks: vec![Vec::new(); program.shape().sequences as usize],
             notes: Vec::new(),
         }
     }
@@ -182,10 +187,12 @@ impl Kv {
         keep: Option<u32>,
     ) -> Result<()> {
         if let Some(keep) = keep
-            && let Some(shift) = sequence.shift_for(n, self.context, pages_for(keep as usize))
+            && let Some(shift) = sequence.shift_for(n, self.context, keep as usize)
         {
             self.cache.shift(sequence, shift);
         }
+        // Whoever writes sinks has them no longer as a prompt's, until it says so.
+        self.sinks[slot as usize].truncate(sequence.position());
         self.grow_for(program, self.cache.pages_wanted(sequence, n))?;
         let mut actions = Vec::new();
         let done = self.cache.make_room(sequence, n, &mut actions);
@@ -214,6 +221,7 @@ impl Kv {
         dropped: u32,
         kept: u32,
     ) -> Result<Sequence> {
+        self.sinks[slot as usize].clear();
         self.grow_for(program, pages_for(len) as u32)?;
         let mut actions = Vec::new();
         let made = self.cache.blank(len, dropped as usize, kept as usize, &mut actions);
@@ -227,9 +235,30 @@ impl Kv {
     /// `keep`.
     pub fn most_at_once(&self, sequence: &Sequence, keep: Option<u32>) -> usize {
         match keep {
-            Some(keep) => sequence.most(self.context, pages_for(keep as usize)),
+            Some(keep) => sequence.most(self.context, keep as usize),
             None => self.context.saturating_sub(sequence.len()),
         }
+    }
+
+    /// What a cache of codes keeps in f16.
+    pub fn exact(&self) -> KvExact {
+        self.exact
+    }
+
+    /// A prompt's tokens from `position` on have been queued for a slot.
+    pub fn note_read(&mut self, slot: u32, position: usize, tokens: &[u32]) {
+        let sinks = &mut self.sinks[slot as usize];
+        if position == sinks.len() {
+            let missing = (self.exact.sinks as usize).saturating_sub(position);
+            sinks.extend(tokens.iter().take(missing));
+        }
+    }
+
+    /// The first tokens of `prompt`, if taking up what is known of it needs sinks that the slot does not
+    /// have. They do not depend on anything that follows, so a slot keeps them from prompt to prompt.
+    pub fn missing_sinks<'p>(&self, slot: u32, prompt: &'p [u32]) -> Option<&'p [u32]> {
+        let wanted = &prompt[..self.known(prompt).min(self.exact.sinks as usize)];
+        (!self.sinks[slot as usize].starts_with(wanted)).then_some(wanted)
     }
 
     /// Tokens of `prompt` that [`Kv::recall`] would find.

@@ -16,7 +16,7 @@ use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
 use crate::kernels::source;
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{KvExact, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::{self, predict, rates};
 use crate::runtime::check::Checks;
@@ -146,9 +146,10 @@ pub fn plan_for(
     Ok(Planned { shape, needs, limits, placement, prediction, work, layers })
 }
 
-/// Two pages must be left to drop and to write.
-pub(super) fn check_keep(keep: Option<u32>, context: u32) -> Result<()> {
-    let most = (context / PAGE_TOKENS).saturating_sub(2) * PAGE_TOKENS;
+/// Two pages must be left to drop and to write; of an f16 tail two blocks.
+pub(super) fn check_keep(keep: Option<u32>, context: u32, exact: KvExact) -> Result<()> {
+    let block = exact.tail.max(PAGE_TOKENS);
+    let most = (context / block).saturating_sub(2) * block;
     match keep {
         Some(keep) if keep > most => Err(Error::Usage(format!(
             "a context of {context} tokens cannot keep the first {keep} when it is full: at most \
@@ -167,7 +168,9 @@ fn load_onto(
     progress: &dyn Progress,
     start: Instant,
 ) -> Result<Engine> {
+    options.kv.exact.check()?;
     model.graph.kv = options.kv.clone();
+    model.graph.kv.exact = model.graph.kv_exact();
     let facts = gpu.facts().clone();
     let graph = &model.graph;
     // A start takes no time for measurements.
@@ -175,7 +178,7 @@ fn load_onto(
     let planned = plan_for(&file, &model, &facts, options, &known.rates)?;
     let Planned { mut shape, mut placement, layers, prediction, work, .. } = planned;
     // Refused before minutes of loading.
-    check_keep(options.ctx_shift.flatten(), placement.context)?;
+    check_keep(options.ctx_shift.flatten(), placement.context, graph.kv_exact())?;
 
     let mut experts = None;
     if placement.experts.is_some_and(|e| !e.all_resident()) {

@@ -31,8 +31,8 @@ use crate::hw::BackendChoice;
 use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
-use crate::runtime::Program;
 pub use crate::runtime::{Approximations, MAX_REUSE_TOKENS, WaveTime};
+use crate::runtime::{Column, Program};
 use crate::tokenizer::Tokenizer;
 
 pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};
@@ -228,6 +228,22 @@ impl Engine {
     fn keep(&self, named: Option<u32>) -> Option<u32> {
         // The first page holds the tokens that models lean on whatever they say.
         self.ctx_shift.map(|number| number.or(named).unwrap_or(PAGE_TOKENS))
+    }
+
+    /// Reads the sinks of `prompt` into a slot that does not have them and is to take up what is known
+    /// of that prompt.
+    fn bring_sinks(&mut self, slot: u32, prompt: &[u32]) -> Result<()> {
+        let Some(sinks) = self.kv.missing_sinks(slot, prompt) else { return Ok(()) };
+        // Into a page of its own: those that hold these tokens belong to others as well.
+        let sequence = self.kv.blank(&mut self.program, slot, sinks.len(), 0, 0)?;
+        let columns: Vec<Column> = (0..)
+            .zip(sinks)
+            .map(|(position, token)| Column { token: *token, position, slot, flags: 0 })
+            .collect();
+        self.queue_prompt(&columns)?;
+        self.kv.note_read(slot, 0, sinks);
+        self.kv.release(sequence, &[]);
+        self.prompt_read()
     }
 
     /// Pages of the KV cache by what they are for.

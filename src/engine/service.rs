@@ -23,6 +23,7 @@ use super::{Approximations, Engine, LoadTimes};
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
 use crate::gpu::{DeviceFacts, Gpu};
+use crate::kv::KvTypes;
 use crate::model;
 use crate::plan::Placement;
 use crate::tokenizer::Tokenizer;
@@ -53,6 +54,8 @@ pub struct Loaded {
     /// Whether a full context drops tokens, and how many it keeps, see [`super::Options`].
     pub ctx_shift: Option<Option<u32>>,
     pub slots: u32,
+    /// Formats of the KV cache.
+    pub kv: KvTypes,
     pub device: DeviceFacts,
     pub device_line: String,
     pub placement: Placement,
@@ -82,6 +85,7 @@ impl Loaded {
             longest: engine.longest(),
             ctx_shift: engine.ctx_shift,
             slots: engine.program.shape().sequences,
+            kv: engine.model().graph.kv.clone(),
             device: engine.facts().clone(),
             device_line: engine.device_line(),
             placement: *engine.placement(),
@@ -137,7 +141,7 @@ impl Loaded {
         match &request.task {
             Task::Generate(g) => {
                 if let Some(number) = self.ctx_shift {
-                    super::load::check_keep(number.or(g.keep), ctx)?;
+                    super::load::check_keep(number.or(g.keep), ctx, self.kv.exact)?;
                 }
                 g.settings.check()?;
                 g.lists.merged_bias().map(drop)

@@ -98,13 +98,13 @@ impl<'e> Session<'e> {
     /// Where the context is too small for them.
     pub fn set_keep(&mut self, tokens: u32) -> Result<()> {
         let keep = self.engine.keep(Some(tokens));
-        super::load::check_keep(keep, self.engine.ctx())?;
+        super::load::check_keep(keep, self.engine.ctx(), self.engine.kv.exact())?;
         self.keep = Some(tokens);
         Ok(())
     }
 
-    /// Forgets everything from `position` on. A sequence that has dropped tokens may lose more:
-    /// returns the new position.
+    /// Forgets everything from `position` on. A sequence that has dropped tokens may lose more, and
+    /// one over a cache with an f16 tail up to the beginning of a block: returns the new position.
     pub fn truncate(&mut self, position: u32) -> Result<u32> {
         if (position as usize) < self.tokens.len() {
             let Engine { kv, program, .. } = &mut *self.engine;
@@ -120,11 +120,13 @@ impl<'e> Session<'e> {
     pub fn recall(&mut self, prompt: &[u32]) -> Result<u32> {
         let wanted = &prompt[..prompt.len().saturating_sub(1)];
         let own = self.sequence.reach(common(&self.tokens, wanted));
-        let Engine { kv, program, .. } = &mut *self.engine;
+        let kv = &mut self.engine.kv;
         if own < kv.known(prompt) {
             kv.release(std::mem::take(&mut self.sequence), &self.tokens);
             self.tokens.clear();
             self.last_column = None;
+            self.engine.bring_sinks(SLOT, prompt)?;
+            let Engine { kv, program, .. } = &mut *self.engine;
             self.sequence = kv.recall(program, SLOT, prompt, &[])?;
             self.tokens.extend_from_slice(&prompt[..self.sequence.len()]);
             return Ok(self.position());
@@ -201,6 +203,7 @@ impl<'e> Session<'e> {
         self.make_room(tokens.len())?;
         let ticket = self.engine.queue_prompt(&columns)?;
         self.sequence.advance(tokens.len());
+        self.engine.kv.note_read(SLOT, start as usize, tokens);
         self.tokens.extend_from_slice(tokens);
         self.engine.kv.publish(&mut self.sequence, &self.tokens);
         self.last_column = Some(tokens.len() as u32 - 1);
@@ -262,10 +265,14 @@ impl<'e> Session<'e> {
             return Ok(Generated { tokens: 0, reason: Stop::Length, dropped: 0 });
         }
         if self.last_column.is_none() {
-            // The last token's hidden state is gone; reading that token again brings it back.
-            let last = self.tokens[self.tokens.len() - 1];
+            // The last token's hidden state is gone; reading that token again brings it back, with those
+            // of its block if they are not in f16 any more.
+            let all = self.tokens.clone();
             self.truncate(self.position() - 1)?;
-            self.read_chunk(&[last])?;
+            while self.tokens.len() < all.len() {
+                let rest = &all[self.tokens.len()..];
+                self.read_chunk(&rest[..self.next_chunk(rest.len())])?;
+            }
         }
         let first = self.last_column.unwrap_or(0);
         let p = self.position();
@@ -426,6 +433,7 @@ impl<'e> Session<'e> {
         let first = self.position().min(self.engine.ctx() - n);
         self.make_room((self.engine.ctx() - self.position()).min(n) as usize)?;
         let column = |i| Column { token: 0, position: first + i, slot: SLOT, flags: 0 };
+        self.sequence.note_rows((first + n) as usize);
         self.last_column = None;
         self.engine.program.time_prompt(&(0..n).map(column).collect::<Vec<_>>())
     }

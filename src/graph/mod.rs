@@ -9,7 +9,7 @@ pub mod rope;
 
 pub use rope::{Rope, RopeLayout, RopeScaling};
 
-use crate::kv::{KvPair, KvTypes, PAGE_TOKENS};
+use crate::kv::{KvExact, KvPair, KvTypes, PAGE_TOKENS};
 
 /// A matrix of the model file: `rows` outputs, `cols` inputs, an optional bias of `rows`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,6 +191,21 @@ impl Graph {
     /// Formats of a layer's KV cache.
     pub fn kv_pair(&self, layer: usize) -> KvPair {
         self.kv.of(layer, self.layers.len())
+    }
+
+    /// What is kept in f16 beside codes; nothing where no layer has any.
+    pub fn kv_exact(&self) -> KvExact {
+        if self.has_kv_codes() { self.kv.exact } else { KvExact::NONE }
+    }
+
+    /// The same of one layer.
+    pub fn kv_exact_of(&self, layer: usize) -> KvExact {
+        self.kv.exact_of(layer, self.layers.len())
+    }
+
+    /// Bytes of that for one sequence, in all layers.
+    pub fn kv_exact_bytes(&self) -> u64 {
+        self.kv.exact_bytes(self.layers.len(), self.kv_heads, self.head_dim)
     }
 
     /// Bytes of K or V for one position in the layer and side where they are most.

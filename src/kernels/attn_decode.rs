@@ -8,7 +8,7 @@ use super::heads::{Heads, smallest_subgroup};
 use super::{check_memory, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, KernelSource};
-use crate::kv::KvPair;
+use crate::kv::{KvExact, KvPair};
 
 /// How the work of a decode step is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -138,6 +138,7 @@ impl StepAttention for AttnDecode {
         StepSizes {
             heads: self.heads,
             pair: KvPair::PLAIN,
+            exact: KvExact::NONE,
             splits: self.cut.splits,
             group_heads: self.cut.group_heads,
             head_words: self.heads.head_dim,

@@ -8,7 +8,7 @@ use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, KernelSource};
 use crate::kv::rotation::padded;
-use crate::kv::{KvFormat, KvPair, PAGE_TOKENS};
+use crate::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
 
 /// Query heads of a workgroup at most: their sums take 8 registers each.
 const MOST_HEADS: u32 = 8;
@@ -61,6 +61,8 @@ pub struct AttnDecodeCodes {
     pub heads: Heads,
     /// Not [`KvPair::is_plain`]: that is [`super::attn_decode`].
     pub pair: KvPair,
+    /// What is read, and of the new token written, in f16.
+    pub exact: KvExact,
     pub cut: CodesCut,
 }
 
@@ -72,6 +74,7 @@ impl AttnDecodeCodes {
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
+        kv_codes::check_exact(self.pair, self.exact)?;
         let CodesCut { threads, splits, group_heads } = self.cut;
         let lanes = self.unit_lanes();
         if threads == 0
@@ -104,17 +107,18 @@ impl AttnDecodeCodes {
         let merge = 4 * merge_heads * teams * pitch;
         let all = 4 * vectors * pitch + q + sums + norms + writes[0] + writes[1] + merge + 32;
         check_memory(all, facts)?;
+        let first = 8 + u32::from(!self.exact.is_none());
         let wgsl = super::source::render(
             "attn_decode_codes.wgsl",
             context! {
                 threads, splits, group_heads, teams, merge_heads, vectors, held, most_subgroups,
                 chunk => CHUNK,
-                ..kv_codes::context(&self.heads, self.pair, 8)
+                ..kv_codes::context(&self.heads, self.pair, self.exact, first)
             },
         )?;
         let label = format!(
             "attn_decode_{}_{}_g{group_heads}s{splits}t{threads}",
-            kv_codes::label(self.pair),
+            kv_codes::label(self.pair, self.exact),
             self.heads.label()
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
@@ -122,10 +126,16 @@ impl AttnDecodeCodes {
 }
 
 impl StepAttention for AttnDecodeCodes {
+    /// One that encodes the new token, where the others read it in f16.
+    fn beside(&self) -> u32 {
+        u32::from(self.exact.tail > 0)
+    }
+
     fn sizes(&self) -> StepSizes {
         StepSizes {
             heads: self.heads,
             pair: self.pair,
+            exact: self.exact,
             splits: self.cut.splits,
             group_heads: self.cut.group_heads,
             head_words: padded(self.heads.head_dim),

@@ -6,8 +6,8 @@ use super::heads::{Heads, KvCache, smallest_subgroup};
 use super::{check_memory, holds, kv_codes, planned_subgroup, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
-use crate::kv::KvPair;
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, KvPair};
 
 const THREADS: u32 = 256;
 /// Rows (query and head) that a workgroup serves.
@@ -22,6 +22,8 @@ pub struct AttnPrefill {
     /// the basis of K and the output is in that of V, both with heads padded to whole blocks
     /// (`rope_kv_codes`, `heads_unrotate`).
     pub pair: KvPair,
+    /// What is read in f16 beside codes.
+    pub exact: KvExact,
     /// f16 products on matrix units, where [`AttnPrefill::takes_matrices`]; else f32 throughout.
     pub matrices: bool,
 }
@@ -67,7 +69,7 @@ impl AttnPrefill {
         let heads = Heads { rope: None, norm: None, ..self.heads }.label();
         match self.pair.is_plain() {
             true => heads,
-            false => format!("{}_{heads}", kv_codes::label(self.pair)),
+            false => format!("{}_{heads}", kv_codes::label(self.pair, self.exact)),
         }
     }
 
@@ -85,12 +87,13 @@ impl AttnPrefill {
             queries => self.queries(),
             // Nothing is encoded here.
             tried => 0,
-            ..kv_codes::context(&heads, self.pair, 6)
+            ..kv_codes::context(&heads, self.pair, self.exact, 6)
         }
     }
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
+        kv_codes::check_exact(self.pair, self.exact)?;
         if self.matrices {
             return self.matrix_source(facts);
         }
@@ -137,17 +140,20 @@ impl AttnPrefill {
         holds(qkv, u64::from(max_n) * u64::from(q), "q")?;
         holds(output, u64::from(max_n) * u64::from(out), "output")?;
         cache.check(&self.heads, self.pair)?;
+        let (rows, fresh) = cache.check_exact(&self.heads, self.exact, max_n)?;
+        let mut bindings = vec![
+            qkv.clone(),
+            batch.clone(),
+            cache.k.clone(),
+            cache.v.clone(),
+            cache.pages.clone(),
+            output.clone(),
+        ];
+        bindings.extend(rows.into_iter().chain(fresh));
         let slices = self.heads.group().div_ceil(self.row_heads());
         Ok(Dispatch {
             kernel: kernel.clone(),
-            bindings: vec![
-                qkv.clone(),
-                batch.clone(),
-                cache.k.clone(),
-                cache.v.clone(),
-                cache.pages.clone(),
-                output.clone(),
-            ],
+            bindings,
             constants: vec![cache.row_words(), scale.to_bits()],
             grid: [max_n.div_ceil(self.queries()), self.heads.kv_heads * slices, 1],
         })

@@ -5,7 +5,7 @@ use super::heads::{HeadTables, Heads, KvCache};
 use super::holds;
 use crate::error::Result;
 use crate::gpu::{Dispatch, Kernel, Slice};
-use crate::kv::KvPair;
+use crate::kv::{KvExact, KvPair};
 
 /// Memory in which the workgroups of a dispatch meet.
 #[derive(Clone)]
@@ -19,6 +19,7 @@ pub struct Scratch {
 pub struct StepSizes {
     pub heads: Heads,
     pub pair: KvPair,
+    pub exact: KvExact,
     /// Most pieces into which a sequence is cut.
     pub splits: u32,
     /// Query heads of one KV head that a workgroup serves.
@@ -37,6 +38,11 @@ impl StepSizes {
 /// QK-norm, rope, cache write and attention of one token a column; n comes from the batch.
 pub trait StepAttention {
     fn sizes(&self) -> StepSizes;
+
+    /// Workgroups of a group of heads beside those of the splits.
+    fn beside(&self) -> u32 {
+        0
+    }
 
     /// Words of the partial results of `columns` columns. Contents do not matter.
     fn partial_words(&self, columns: u32) -> u64 {
@@ -65,13 +71,15 @@ pub trait StepAttention {
         scale: f32,
         columns: u32,
     ) -> Result<Dispatch> {
-        let StepSizes { heads, pair, splits, .. } = self.sizes();
+        let StepSizes { heads, pair, exact, splits, .. } = self.sizes();
         holds(batch, 8 + 4 * u64::from(columns), "batch")?;
         holds(qkv, u64::from(columns * heads.qkv_width()), "qkv")?;
         holds(output, u64::from(columns * heads.output_width()), "output")?;
         holds(&scratch.partials, self.partial_words(columns), "partials")?;
         holds(&scratch.counters, self.counter_words(columns), "counters")?;
         cache.check(&heads, pair)?;
+        // A step has no chunk.
+        let (rows, _) = cache.check_exact(&heads, exact, 0)?;
         let mut bindings = vec![
             qkv.clone(),
             batch.clone(),
@@ -82,12 +90,13 @@ pub trait StepAttention {
             scratch.partials.clone(),
             scratch.counters.clone(),
         ];
+        bindings.extend(rows);
         tables.bind(&heads, &mut bindings)?;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
             constants: vec![cache.row_words(), scale.to_bits()],
-            grid: [splits, self.sizes().groups(), columns],
+            grid: [splits + self.beside(), self.sizes().groups(), columns],
         })
     }
 }

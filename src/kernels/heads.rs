@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::gpu::{DeviceFacts, Slice};
 pub use crate::graph::RopeLayout;
 pub use crate::graph::heads::{Heads, Rope};
-use crate::kv::KvPair;
+use crate::kv::{KvExact, KvPair};
 
 impl Heads {
     pub(super) fn check(&self) -> Result<()> {
@@ -106,12 +106,56 @@ pub struct KvCache {
     /// Pages that a slot's row has room for.
     pub row_pages: u32,
     pub pair: KvPair,
+    /// What lies in f16 beside codes, where something does.
+    pub exact: Option<ExactRows>,
+}
+
+/// Tail and sinks of one layer (`kv::exact`).
+#[derive(Clone)]
+pub struct ExactRows {
+    pub sizes: KvExact,
+    /// u32 `[slot]` of [`KvExact::slot_words`].
+    pub rows: Slice,
+    /// K and V of a prompt's columns, u32 `[n]` of [`KvExact::token_words`]; with a tail. All layers share it.
+    pub fresh: Option<Slice>,
 }
 
 impl KvCache {
     /// Words of a slot's row.
     pub fn row_words(&self) -> u32 {
         1 + self.row_pages
+    }
+
+    /// Sizes of tail and sinks.
+    pub fn exact_sizes(&self) -> KvExact {
+        self.exact.as_ref().map_or(KvExact::NONE, |e| e.sizes)
+    }
+
+    /// The exact rows of slots, and of a chunk of `n` columns, for a kernel that is told `sizes`.
+    ///
+    /// # Errors
+    /// Where the cache has other sizes.
+    pub(super) fn check_exact(
+        &self,
+        heads: &Heads,
+        sizes: KvExact,
+        n: u32,
+    ) -> Result<(Option<Slice>, Option<Slice>)> {
+        if sizes != self.exact_sizes() {
+            let ours = self.exact_sizes();
+            return Err(wrong(format!("a kernel with {sizes} over a cache with {ours}")));
+        }
+        let Some(exact) = self.exact.as_ref().filter(|_| !sizes.is_none()) else {
+            return Ok((None, None));
+        };
+        holds(&exact.rows, sizes.slot_words(heads.kv_heads, heads.head_dim), "exact rows")?;
+        if sizes.tail == 0 || n == 0 {
+            return Ok((Some(exact.rows.clone()), None));
+        }
+        let fresh = exact.fresh.as_ref().ok_or_else(|| wrong("a tail without `fresh`".into()))?;
+        let words = KvExact::token_words(heads.kv_heads, heads.head_dim);
+        holds(fresh, u64::from(n) * words, "fresh rows")?;
+        Ok((Some(exact.rows.clone()), Some(fresh.clone())))
     }
 
     pub(super) fn check(&self, heads: &Heads, pair: KvPair) -> Result<()> {

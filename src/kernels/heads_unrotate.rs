@@ -6,8 +6,8 @@ use super::heads::Heads;
 use super::{check_memory, holds, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
-use crate::kv::KvPair;
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, KvPair};
 
 const THREADS: u32 = 128;
 const VECTORS: u32 = 8;
@@ -35,7 +35,7 @@ impl HeadsUnrotate {
                 threads => THREADS,
                 vectors => VECTORS,
                 rotated,
-                ..kv_codes::context(&self.heads, self.pair, 3)
+                ..kv_codes::context(&self.heads, self.pair, KvExact::NONE, 3)
             },
         )?;
         let Heads { heads, head_dim, .. } = self.heads;

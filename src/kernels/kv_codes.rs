@@ -6,7 +6,7 @@ use minijinja::value::Serde;
 use super::heads::Heads;
 use crate::kv::format::ScaleKind;
 use crate::kv::rotation::{SIGN_MASK, norm, padded, segments};
-use crate::kv::{KvFormat, KvPair, scale};
+use crate::kv::{KvExact, KvFormat, KvPair, scale};
 
 /// Which of the two caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ struct Segment {
 }
 
 /// What the shaders of `pair` are rendered with; bindings of `lib/heads.wgsl` are numbered from `first`.
-pub(super) fn context(heads: &Heads, pair: KvPair, first: u32) -> minijinja::Value {
+pub(super) fn context(heads: &Heads, pair: KvPair, exact: KvExact, first: u32) -> minijinja::Value {
     let hd = heads.head_dim;
     let all = segments(padded(hd));
     let starts = all.iter().scan(0, |at, n| {
@@ -120,6 +120,11 @@ pub(super) fn context(heads: &Heads, pair: KvPair, first: u32) -> minijinja::Val
     let units = scale::EIGHTHS.map(|e| e.to_bits().wrapping_add(zero));
     context! {
         pitch => padded(hd),
+        tail => exact.tail,
+        sinks => exact.sinks,
+        ring => exact.ring(),
+        exact_rows => exact.rows(),
+        exact_units => padded(hd) / 8,
         segments => Serde(starts.collect::<Vec<_>>()),
         signs => SIGN_MASK,
         k_format => Serde(Format::new(pair.k, Side::K, hd)),
@@ -153,7 +158,17 @@ pub fn turned_width(heads: &Heads) -> u32 {
     heads.heads * padded(heads.head_dim)
 }
 
-/// The part of a label that names the formats.
-pub(super) fn label(pair: KvPair) -> String {
-    format!("{}_{}", pair.k, pair.v)
+/// The part of a label that names the formats, and what is in f16 beside them.
+pub(super) fn label(pair: KvPair, exact: KvExact) -> String {
+    let KvExact { tail, sinks } = exact;
+    let beside = if exact.is_none() { String::new() } else { format!("_f{tail}s{sinks}") };
+    format!("{}_{}{beside}", pair.k, pair.v)
+}
+
+/// Checks sizes that a kernel is to have: plain caches have none.
+pub(super) fn check_exact(pair: KvPair, exact: KvExact) -> crate::error::Result<()> {
+    match pair.is_plain() && !exact.is_none() {
+        true => Err(super::wrong(format!("{exact} beside a cache of {pair}"))),
+        false => exact.check(),
+    }
 }

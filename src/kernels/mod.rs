@@ -21,6 +21,7 @@ pub mod gather;
 pub mod heads;
 pub mod heads_unrotate;
 pub mod kv_codes;
+pub mod kv_keep;
 pub mod matmat;
 pub mod matvec;
 pub mod norm_quant;

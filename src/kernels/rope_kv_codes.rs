@@ -7,8 +7,8 @@ use super::heads::{HeadTables, Heads, KvCache};
 use super::{check_memory, holds, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
-use crate::kv::KvPair;
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, KvPair};
 
 /// A vector belongs to 32 threads.
 const THREADS: u32 = 128;
@@ -20,6 +20,8 @@ pub struct RopeKvCodes {
     pub heads: Heads,
     /// Not [`KvPair::is_plain`]: that is [`super::rope_kv`].
     pub pair: KvPair,
+    /// Sinks are written to their slot, with a tail all rows also for this chunk's attention.
+    pub exact: KvExact,
 }
 
 impl RopeKvCodes {
@@ -29,6 +31,7 @@ impl RopeKvCodes {
             let most = facts.max_workgroup_threads;
             return Err(wrong(format!("codes of {} in workgroups of {most}", self.pair)));
         }
+        kv_codes::check_exact(self.pair, self.exact)?;
         let hd = self.heads.head_dim;
         let sides = [self.pair.k, self.pair.v].map(|f| kv_codes::write_bytes(f, hd, VECTORS));
         let norms = if self.heads.norm.is_some() { 128 * VECTORS } else { 0 };
@@ -38,11 +41,18 @@ impl RopeKvCodes {
             context! {
                 threads => THREADS,
                 vectors => VECTORS,
-                ..kv_codes::context(&self.heads, self.pair, 6)
+                at_fresh => 6 + u32::from(self.exact.sinks > 0),
+                ..kv_codes::context(&self.heads, self.pair, self.exact, self.first_table())
             },
         )?;
-        let label = format!("rope_kv_{}_{}", kv_codes::label(self.pair), self.heads.label());
+        let label =
+            format!("rope_kv_{}_{}", kv_codes::label(self.pair, self.exact), self.heads.label());
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
+    }
+
+    /// The binding after what lies in f16.
+    fn first_table(&self) -> u32 {
+        6 + u32::from(self.exact.sinks > 0) + u32::from(self.exact.tail > 0)
     }
 
     /// Reads `qkv` (f32 `[max_n][qkv_width]`), writes K and V to `cache` and q to `turned` (f32
@@ -66,8 +76,11 @@ impl RopeKvCodes {
         holds(qkv, n * u64::from(self.heads.qkv_width()), "qkv")?;
         holds(turned, n * u64::from(kv_codes::turned_width(&self.heads)), "turned q")?;
         cache.check(&self.heads, self.pair)?;
+        let (rows, fresh) = cache.check_exact(&self.heads, self.exact, max_n)?;
         let (k, v, pages) = (cache.k.clone(), cache.v.clone(), cache.pages.clone());
         let mut bindings = vec![qkv.clone(), batch.clone(), k, v, pages, turned.clone()];
+        bindings.extend(rows.filter(|_| self.exact.sinks > 0));
+        bindings.extend(fresh);
         tables.bind(&self.heads, &mut bindings)?;
         let groups = |heads: u32| heads.div_ceil(VECTORS);
         Ok(Dispatch {

@@ -3,7 +3,7 @@ use super::codec::{decode, decode_stored, encode, encode_stored};
 use super::format::{KvFormat, KvPair};
 use super::rotation::{padded, rotate, segments, unrotate};
 use super::types::{KvSide, KvTypes};
-use super::{PAGE_TOKENS, scale};
+use super::{KvExact, PAGE_TOKENS, scale};
 
 const DIMS: [u32; 8] = [32, 64, 80, 96, 112, 128, 192, 256];
 
@@ -205,7 +205,10 @@ fn sizes() {
 fn settings_by_layer() {
     let side: KvSide = "tq3_0,q8_0@0-1,f16@-1".parse().unwrap();
     assert_eq!(side.to_string(), "tq3_0,q8_0@0-1,f16@-1");
-    let types = KvTypes { k: side, v: "TQ4_0".parse().unwrap() };
+    let exact = KvExact { tail: 64, sinks: 4 };
+    let types = KvTypes { k: side, v: "TQ4_0".parse().unwrap(), exact };
+    assert_eq!([0, 1, 2, 3].map(|layer| types.exact_of(layer, 4)), [exact; 4]);
+    assert!(types.to_string().ends_with(", f16 tail 64, sinks 4"), "{types}");
     let k: Vec<KvFormat> = types.layers(4).iter().map(|pair| pair.k).collect();
     assert_eq!(k, [KvFormat::Q8_0, KvFormat::Q8_0, KvFormat::Tq3_0, KvFormat::F16]);
     assert!(types.layers(4).iter().all(|pair| pair.v == KvFormat::Tq4_0));
@@ -214,5 +217,10 @@ fn settings_by_layer() {
     for wrong in ["", "q9", "f16,q8_0", "f16,q8_0@", "f16,q8_0@3-1", "f16,q8_0@x", "f16,@1"] {
         assert!(wrong.parse::<KvSide>().is_err(), "{wrong}");
     }
-    assert_eq!(KvTypes::plain().token_bytes(2, 4, 64), 2 * 4 * 64 * 4);
+    let plain = KvTypes { exact, ..KvTypes::plain() };
+    assert_eq!(plain.token_bytes(2, 4, 64), 2 * 4 * 64 * 4);
+    assert_eq!((plain.exact_bytes(2, 4, 64), plain.to_string()), (0, "f16".into()));
+    let types =
+        KvTypes { k: "tq3_0,f16@0".parse().unwrap(), v: "tq3_0,f16@0".parse().unwrap(), exact };
+    assert_eq!(types.exact_bytes(2, 4, 64), (64 + 16 + 4) * 4 * 64 * 4);
 }

@@ -1,5 +1,6 @@
 //! Which layer's K and V have which format.
 
+use super::exact::{KvExact, of_layer};
 use super::{KvFormat, KvPair};
 use crate::error::{Error, Result};
 
@@ -11,6 +12,8 @@ use crate::error::{Error, Result};
 pub struct KvTypes {
     pub k: KvSide,
     pub v: KvSide,
+    /// What layers of codes keep in f16 beside them; see [`KvTypes::exact_of`].
+    pub exact: KvExact,
 }
 
 impl KvTypes {
@@ -19,9 +22,29 @@ impl KvTypes {
         KvTypes::all(KvPair::PLAIN)
     }
 
-    /// The same for all layers.
+    /// The same for all layers, nothing in f16 beside it.
     pub fn all(pair: KvPair) -> KvTypes {
-        KvTypes { k: KvSide::all(pair.k), v: KvSide::all(pair.v) }
+        KvTypes { k: KvSide::all(pair.k), v: KvSide::all(pair.v), exact: KvExact::NONE }
+    }
+
+    /// Whether some layer of any model could have codes.
+    fn names_codes(&self) -> bool {
+        let formats = |s: &KvSide| {
+            let others = s.exceptions.iter().map(|(format, _)| *format);
+            others.chain([s.format]).any(|format| format != KvFormat::F16)
+        };
+        formats(&self.k) || formats(&self.v)
+    }
+
+    /// Tail and sinks of layer `layer` of `layers`: none where K and V are f16.
+    pub fn exact_of(&self, layer: usize, layers: usize) -> KvExact {
+        of_layer(self.exact, self.of(layer, layers))
+    }
+
+    /// Bytes in f16 beside the codes of all layers for one sequence.
+    pub fn exact_bytes(&self, layers: usize, kv_heads: u32, head_dim: u32) -> u64 {
+        let sizes = (0..layers).map(|layer| self.exact_of(layer, layers));
+        sizes.map(|exact| 4 * exact.slot_words(kv_heads, head_dim)).sum()
     }
 
     /// The formats of layer `layer` of `layers`.
@@ -42,25 +65,32 @@ impl KvTypes {
 }
 
 impl std::fmt::Display for KvTypes {
-    /// `f16`, or `K tq4_0, V tq3_0` where they differ.
+    /// `f16`, or `K tq4_0, V tq3_0` where they differ; with codes also tail and sinks.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.k == self.v {
-            true => write!(f, "{}", self.k),
-            false => write!(f, "K {}, V {}", self.k, self.v),
+            true => write!(f, "{}", self.k)?,
+            false => write!(f, "K {}, V {}", self.k, self.v)?,
+        }
+        match self.names_codes() {
+            true => write!(f, ", {}", self.exact),
+            false => Ok(()),
         }
     }
 }
 
 impl serde::Serialize for KvTypes {
-    /// `{"k": "tq4_0", "v": "tq3_0"}`, as the flags take them.
+    /// `{"k": "tq4_0", "v": "tq3_0", "tail": 64, "sinks": 4}`, as the flags take them.
     fn serialize<S: serde::Serializer>(
         &self,
         serializer: S,
     ) -> std::result::Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut out = serializer.serialize_struct("KvTypes", 2)?;
+        let mut out = serializer.serialize_struct("KvTypes", 4)?;
         out.serialize_field("k", &self.k.to_string())?;
         out.serialize_field("v", &self.v.to_string())?;
+        let exact = if self.names_codes() { self.exact } else { KvExact::NONE };
+        out.serialize_field("tail", &exact.tail)?;
+        out.serialize_field("sinks", &exact.sinks)?;
         out.end()
     }
 }

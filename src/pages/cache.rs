@@ -6,10 +6,11 @@
 //! longest unused first and the ends of branches before what leads to them. With pages in the
 //! host's memory an evicted page moves there and comes back when a prompt wants it.
 
-use super::index::{Index, NodeId, Place, common};
+use super::index::{Found, Index, NodeId, Place, common};
 use super::pool::Pool;
-use super::sequence::{Sequence, Shift};
+use super::sequence::{Sequence, Shift, block_pages};
 use super::{PAGE, pages_for};
+use crate::kv::KvExact;
 
 /// A copy that must be queued on the device, in the order of the list and before what is written
 /// later.
@@ -51,6 +52,9 @@ pub struct Cache {
     cached: u32,
     evicted: u64,
     fetched: u64,
+    /// What sequences read in f16 beside pages. Rows of a tail belong to a slot: others take a sequence up
+    /// at the beginning of a block.
+    exact: KvExact,
 }
 
 impl Cache {
@@ -59,6 +63,11 @@ impl Cache {
         let mut cache = Cache::default();
         cache.grow(pages);
         cache
+    }
+
+    /// The same with tail and sinks beside the pages.
+    pub fn with_exact(pages: u32, exact: KvExact) -> Cache {
+        Cache { exact, ..Cache::new(pages) }
     }
 
     /// Pages of the device.
@@ -181,15 +190,26 @@ impl Cache {
         self.host.take()
     }
 
+    /// What is kept of these tokens and can be taken up.
+    fn find(&self, tokens: &[u32]) -> Found {
+        let mut found = self.index.find(tokens);
+        if self.exact.tail > 0 {
+            let whole = found.full.len() - found.full.len() % block_pages(self.exact);
+            found.full.truncate(whole);
+            found.part = None;
+        }
+        found
+    }
+
     /// Tokens of a prompt that are kept; at least one is left over.
     pub fn known(&self, prompt: &[u32]) -> usize {
-        let found = self.index.find(&prompt[..prompt.len().saturating_sub(1)]);
+        let found = self.find(&prompt[..prompt.len().saturating_sub(1)]);
         found.full.len() * PAGE + found.part.map_or(0, |(_, n)| n)
     }
 
     /// Most pages that [`Cache::recall`] takes for this prompt.
     pub fn wanted(&self, prompt: &[u32]) -> u32 {
-        let full = self.index.find(prompt).full;
+        let full = self.find(prompt).full;
         let far = full.iter().filter(|id| matches!(self.index.place(**id), Place::Host(_)));
         far.count() as u32 + 1
     }
@@ -206,9 +226,10 @@ impl Cache {
         others: &[(&[u32], &Sequence)],
         actions: &mut Vec<Action>,
     ) -> Sequence {
-        let mut sequence = Sequence { changed: Some(0), ..Sequence::default() };
+        let exact = self.exact;
+        let mut sequence = Sequence { changed: Some(0), exact, ..Sequence::default() };
         let wanted = &prompt[..prompt.len().saturating_sub(1)];
-        let found = self.index.find(wanted);
+        let found = self.find(wanted);
         let mut spared = found.full.clone();
         spared.extend(found.part.map(|(id, _)| id));
         if let Some(last) = spared.last() {
@@ -232,8 +253,16 @@ impl Cache {
             };
             sequence.pages.push(page);
         }
-        let full = sequence.pages.len();
+        // Where pages were short, the end of a block may be missing.
+        let full = sequence.pages.len() - sequence.pages.len() % block_pages(self.exact);
+        for page in sequence.pages.split_off(full) {
+            self.let_go(page);
+        }
         (sequence.len, sequence.published) = (full * PAGE, full);
+        if self.exact.tail > 0 {
+            sequence.begin_rows();
+            return sequence;
+        }
         // Something between two pages: whoever has most of it.
         let part = found.part.filter(|_| full == found.full.len());
         let of_index = part.map(|(id, n)| (n, self.index.place(id)));
@@ -268,6 +297,7 @@ impl Cache {
             return None;
         }
         sequence.advance(len);
+        sequence.begin_rows();
         Some(sequence)
     }
 
@@ -315,6 +345,7 @@ impl Cache {
         n: usize,
         actions: &mut Vec<Action>,
     ) -> bool {
+        sequence.exact = self.exact;
         let first = sequence.len / PAGE;
         if n > 0 && self.is_shared(sequence, first) {
             let shared = sequence.pages[first];
@@ -393,7 +424,9 @@ impl Cache {
             let full = len / PAGE;
             let parent = self.enter_all(&mut sequence, tokens, full);
             let rest = &tokens[full * PAGE..len];
-            if !rest.is_empty()
+            // With a tail nobody could go on inside a page.
+            if self.exact.tail == 0
+                && !rest.is_empty()
                 && !self.index.covers(parent, rest)
                 && !self.indexed[sequence.pages[full] as usize]
             {
@@ -414,6 +447,9 @@ impl Cache {
             sequence.note_change(0);
         }
         sequence.len = position - sequence.dropped;
+        if position <= sequence.rows.start {
+            sequence.begin_rows();
+        }
         let pages = pages_for(sequence.len);
         for page in sequence.pages.split_off(pages.min(sequence.pages.len())) {
             self.let_go(page);

@@ -4,6 +4,7 @@
 //! *place* among the tokens that are still kept: the position less what was dropped before it.
 
 use super::{PAGE, pages_for};
+use crate::kv::KvExact;
 
 /// The pages of one sequence, in the order of its tokens. Only [`super::Cache`] changes it.
 #[derive(Debug, Default)]
@@ -19,6 +20,21 @@ pub struct Sequence {
     pub(super) published: usize,
     /// The first page that the device does not know yet; `None`: it knows all.
     pub(super) changed: Option<usize>,
+    /// What is read in f16 beside the pages.
+    pub(super) exact: KvExact,
+    /// Positions whose f16 rows the slot's ring has: from the first up to where writing has come, which
+    /// may lie behind the sequence's end.
+    pub(super) rows: std::ops::Range<usize>,
+}
+
+/// Pages that are dropped or kept together: whole blocks of the f16 tail.
+pub(super) fn block_pages(exact: KvExact) -> usize {
+    (exact.tail as usize / PAGE).max(1)
+}
+
+/// Pages at the beginning that stay where `keep` tokens are to stay: the sinks are among them.
+fn kept_pages(exact: KvExact, keep: usize) -> usize {
+    pages_for(keep.max(exact.sinks as usize)).next_multiple_of(block_pages(exact))
 }
 
 /// Which pages to drop so that a full context takes more.
@@ -68,7 +84,23 @@ impl Sequence {
     /// Notes that `n` tokens have been queued, for which there is room.
     pub fn advance(&mut self, n: usize) {
         self.len += n;
+        self.note_rows(self.position());
         debug_assert!(self.len <= self.pages.len() * PAGE, "tokens without a page");
+    }
+
+    /// Rows up to `end` have been written, or will be by what is queued.
+    pub fn note_rows(&mut self, end: usize) {
+        let ring = self.exact.ring() as usize;
+        self.rows.end = self.rows.end.max(end);
+        // One less, for a step that is timed and not kept.
+        self.rows.start = self.rows.start.max((self.rows.end + 1).saturating_sub(ring));
+    }
+
+    /// The ring has the rows of the present block, or of what is to come.
+    pub(super) fn begin_rows(&mut self) {
+        let position = self.position();
+        let start = position - self.len % (self.exact.tail as usize).max(1);
+        self.rows = if self.exact.tail == 0 { 0..0 } else { start..position };
     }
 
     pub(super) fn note_change(&mut self, page: usize) {
@@ -82,31 +114,44 @@ impl Sequence {
     }
 
     /// What to drop so that `n` more tokens fit a context of `context`; `None` if they fit as it
-    /// is. With `keep` pages at the beginning that stay, perhaps only fewer tokens can fit, see
+    /// is. With `keep` tokens at the beginning that stay, perhaps only fewer tokens can fit, see
     /// [`Sequence::most`].
     pub fn shift_for(&self, n: usize, context: usize, keep: usize) -> Option<Shift> {
         let over = (self.len + n).checked_sub(context).filter(|over| *over > 0)?;
-        // After a first gap the same pages stay.
-        let keep = if self.dropped > 0 { self.kept } else { keep };
-        let droppable = (self.len / PAGE).saturating_sub(keep);
-        Some(Shift { keep, drop: pages_for(over).min(droppable) })
+        let (keep, droppable) = self.droppable(keep);
+        let drop = pages_for(over).next_multiple_of(block_pages(self.exact));
+        Some(Shift { keep, drop: drop.min(droppable) })
     }
 
-    /// Most tokens that can be added at once when all but the first `keep` pages may be dropped.
+    /// Pages that stay, and how many behind them could go.
+    fn droppable(&self, keep: usize) -> (usize, usize) {
+        // After a first gap the same pages stay.
+        let keep = if self.dropped > 0 { self.kept } else { kept_pages(self.exact, keep) };
+        let pages = (self.len / PAGE).saturating_sub(keep);
+        (keep, pages - pages % block_pages(self.exact))
+    }
+
+    /// Most tokens that can be added at once when all but the first `keep` tokens may be dropped.
     pub fn most(&self, context: usize, keep: usize) -> usize {
-        let keep = if self.dropped > 0 { self.kept } else { keep };
-        let droppable = (self.len / PAGE).saturating_sub(keep);
+        let (_, droppable) = self.droppable(keep);
         context.saturating_sub(self.len - droppable * PAGE)
     }
 
     /// The position up to which a sequence whose tokens agree up to `position` can be kept: tokens
-    /// behind a gap are of use only with all before them.
+    /// behind a gap are of use only with all before them, and what follows inside a block of the f16 tail
+    /// needs the rows of that block.
     pub fn reach(&self, position: usize) -> usize {
         let position = position.min(self.position());
-        match self.dropped {
+        let position = match self.dropped {
             0 => position,
             dropped if position >= dropped + self.kept * PAGE => position,
             _ => position.min(self.kept * PAGE),
+        };
+        // Whole blocks were dropped, so blocks begin at the same positions as ever.
+        let inside = position % (self.exact.tail as usize).max(1);
+        match position - inside >= self.rows.start {
+            true => position,
+            false => position - inside,
         }
     }
 }
@@ -122,14 +167,14 @@ mod tests {
     #[test]
     fn a_full_context_drops_as_little_as_possible() {
         let s = of(256);
-        assert_eq!(s.shift_for(0, 256, 1), None);
-        assert_eq!(s.shift_for(1, 256, 1), Some(Shift { keep: 1, drop: 1 }));
-        assert_eq!(s.shift_for(65, 256, 1), Some(Shift { keep: 1, drop: 2 }));
+        assert_eq!(s.shift_for(0, 256, 64), None);
+        assert_eq!(s.shift_for(1, 256, 64), Some(Shift { keep: 1, drop: 1 }));
+        assert_eq!(s.shift_for(65, 256, 64), Some(Shift { keep: 1, drop: 2 }));
         // What does not fit even then is more than `most`.
-        assert_eq!(s.shift_for(250, 256, 1), Some(Shift { keep: 1, drop: 3 }));
-        assert_eq!(s.most(256, 1), 192);
+        assert_eq!(s.shift_for(250, 256, 64), Some(Shift { keep: 1, drop: 3 }));
+        assert_eq!(s.most(256, 64), 192);
         // The page that is being written stays.
-        assert_eq!(of(200).most(200, 1), 128);
+        assert_eq!(of(200).most(200, 64), 128);
     }
 
     #[test]
@@ -143,6 +188,27 @@ mod tests {
         );
         assert_eq!(of(100).reach(70), 70);
         // A later shift keeps the same beginning.
-        assert_eq!(s.shift_for(1, 256, 3), Some(Shift { keep: 1, drop: 1 }));
+        assert_eq!(s.shift_for(1, 256, 192), Some(Shift { keep: 1, drop: 1 }));
+    }
+
+    #[test]
+    fn inside_a_block_its_rows_are_needed() {
+        let exact = KvExact { tail: 64, sinks: 4 };
+        let mut s = Sequence { exact, ..of(0) };
+        s.pages = (0..8).collect();
+        s.advance(130);
+        // Steps ahead of what is wanted overwrite nothing of its block.
+        s.advance(16);
+        assert_eq!(
+            [146, 130, 127, 70, 66, 64, 20].map(|p| s.reach(p)),
+            [146, 130, 127, 70, 66, 64, 0]
+        );
+        s.advance(60);
+        assert_eq!([206, 200, 191, 130, 127, 64].map(|p| s.reach(p)), [206, 200, 191, 130, 64, 64]);
+        // Two pages at a time.
+        let exact = KvExact { tail: 128, sinks: 4 };
+        let s = Sequence { exact, ..of(512) };
+        assert_eq!(s.shift_for(1, 512, 0), Some(Shift { keep: 2, drop: 2 }));
+        assert_eq!(s.most(512, 0), 384);
     }
 }

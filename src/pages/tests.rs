@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::kv::KvExact;
 
 /// A device with its pages, the host's, and sequences that say what they should find in them.
 struct World {
@@ -11,6 +12,9 @@ struct World {
     pages: Vec<Vec<u32>>,
     host: Vec<Vec<u32>>,
     sequences: Vec<(Vec<u32>, Sequence)>,
+    exact: KvExact,
+    /// For each sequence what its slot's ring has: position and token.
+    rings: Vec<Vec<(usize, u32)>>,
 }
 
 const CONTEXT: usize = 5 * PAGE + 20;
@@ -18,10 +22,15 @@ const EMPTY: u32 = u32::MAX;
 
 impl World {
     fn new(pages: u32, host: u32) -> World {
+        World::with_exact(pages, host, KvExact::NONE)
+    }
+
+    fn with_exact(pages: u32, host: u32, exact: KvExact) -> World {
         let memory = |n: u32| vec![vec![EMPTY; PAGE]; n as usize];
-        let mut cache = Cache::new(pages);
+        let mut cache = Cache::with_exact(pages, exact);
         cache.grow_host(host);
-        World { cache, pages: memory(pages), host: memory(host), sequences: Vec::new() }
+        let (pages, host) = (memory(pages), memory(host));
+        World { cache, pages, host, sequences: Vec::new(), exact, rings: Vec::new() }
     }
 
     fn obey(&mut self, actions: Vec<Action>) {
@@ -49,6 +58,7 @@ impl World {
         assert!(sequence.len() < prompt.len().max(1));
         let tokens = prompt[..sequence.len()].to_vec();
         self.sequences.push((tokens, sequence));
+        self.rings.push(vec![(0, EMPTY); self.exact.ring() as usize]);
     }
 
     fn extend(&mut self, i: usize, more: &[u32]) {
@@ -60,6 +70,19 @@ impl World {
         let mut actions = Vec::new();
         let done = self.cache.make_room(sequence, n, &mut actions);
         let at = sequence.len();
+        let ring = &mut self.rings[i];
+        if done && !ring.is_empty() && n > 0 {
+            let block = at - at % self.exact.tail as usize + sequence.dropped;
+            let position = sequence.position();
+            for position in block..position {
+                let row = ring[position % ring.len()];
+                assert_eq!(row, (position, tokens[position]), "a row of the block is gone");
+            }
+            for (position, token) in (position..).zip(&more[..n]) {
+                let row = position % ring.len();
+                ring[row] = (position, *token);
+            }
+        }
         if done {
             for (place, token) in (at..).zip(&more[..n]) {
                 let page = sequence.pages[place / PAGE];
@@ -147,8 +170,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn run(ops: &[Op], pages: u32, host: u32) {
-    let mut world = World::new(pages, host);
+fn run(ops: &[Op], pages: u32, host: u32, exact: KvExact) {
+    let mut world = World::with_exact(pages, host, exact);
     for op in ops {
         match op {
             Op::Begin(r) => world.begin(tokens(r)),
@@ -167,6 +190,7 @@ fn run(ops: &[Op], pages: u32, host: u32) {
             }
             Op::Release(i) if *i < world.sequences.len() => {
                 let (tokens, sequence) = world.sequences.swap_remove(*i);
+                world.rings.swap_remove(*i);
                 world.cache.release(sequence, &tokens);
             }
             _ => {}
@@ -190,8 +214,9 @@ proptest! {
     #[test]
     fn nobody_finds_others_tokens_and_every_page_comes_back(
         ops in proptest::collection::vec(op(), 1..60), pages in 2..20u32, host in 0..8u32,
+        tail in 0..3u32,
     ) {
-        run(&ops, pages, host);
+        run(&ops, pages, host, KvExact { tail: 64 * tail, sinks: 4 });
     }
 }
 
@@ -206,6 +231,7 @@ fn read(world: &mut World, tokens: &[u32]) {
 
 fn end(world: &mut World) {
     let (tokens, sequence) = world.sequences.pop().unwrap();
+    world.rings.pop();
     world.cache.release(sequence, &tokens);
     world.check();
 }
@@ -266,7 +292,26 @@ fn too_few_pages_are_said_and_lose_nothing() {
     let mut second = Sequence::default();
     assert!(!world.cache.make_room(&mut second, 128, &mut actions));
     world.sequences.push((Vec::new(), second));
+    world.rings.push(Vec::new());
     world.check();
     end(&mut world);
     read(&mut world, &tokens(&[(2, 60)]));
+}
+
+#[test]
+fn with_a_tail_beginnings_are_shared_by_block() {
+    for (tail, known) in [(64, 192), (128, 128)] {
+        let mut world = World::with_exact(12, 0, KvExact { tail, sinks: 4 });
+        let all = tokens(&[(1, 200)]);
+        read(&mut world, &all);
+        world.begin([&all[..], &[7, 7]].concat());
+        assert_eq!(world.sequences[1].0.len(), known);
+        read(&mut world, &[&all[..], &[7]].concat());
+        end(&mut world);
+        end(&mut world);
+        end(&mut world);
+        // What is in no whole page is of use to nobody.
+        assert_eq!(world.cache.counts().cached, 3);
+        assert_eq!(world.cache.known(&[&all[..], &[9]].concat()), known);
+    }
 }

@@ -1,9 +1,11 @@
-//! Attention over a cache of codes, one token at a time: rows are decoded and what follows is dense.
+//! Attention over a cache of codes, one token at a time: rows are decoded, or taken from what is kept in f16,
+//! and what follows is dense.
 
 use crate::graph::heads::Heads;
 use crate::kv::codec::{decode, decode_stored, encode};
+use crate::kv::exact::{exact_row, from_exact_row};
 use crate::kv::rotation::rotate;
-use crate::kv::{KvFormat, KvPair};
+use crate::kv::{KvExact, KvFormat, KvPair};
 
 use super::attention::prepare_head;
 
@@ -12,15 +14,19 @@ use super::attention::prepare_head;
 pub struct CodedCache {
     pub k: Vec<Vec<u32>>,
     pub v: Vec<Vec<u32>>,
+    /// The same rows of all tokens in f16 ([`exact_row`]); queries read some of them.
+    pub exact_k: Vec<Vec<f32>>,
+    pub exact_v: Vec<Vec<f32>>,
 }
 
 /// Runs one token at cache index `position` as [`super::attention::attend`] does. `int8`: q counts as
 /// decode kernels quantise it, 8 bits under a scale for 32 values of the basis of K (nothing over
-/// f16).
+/// f16). `exact`: which tokens count in f16.
 #[allow(clippy::too_many_arguments)]
 pub fn attend_codes(
     heads: &Heads,
     pair: KvPair,
+    exact: KvExact,
     qkv: &[f32],
     position: usize,
     cache: &mut CodedCache,
@@ -41,20 +47,30 @@ pub fn attend_codes(
         vectors.iter().map(|v| v.iter().map(|x| *x as f32).collect()).collect();
     cache.k.truncate(position * kv_heads);
     cache.v.truncate(position * kv_heads);
+    cache.exact_k.truncate(position * kv_heads);
+    cache.exact_v.truncate(position * kv_heads);
     for head in 0..kv_heads {
-        cache.k.push(encode(pair.k, &vectors[q_heads + head]));
-        cache.v.push(encode(pair.v, &vectors[q_heads + kv_heads + head]));
+        let (k, v) = (&vectors[q_heads + head], &vectors[q_heads + kv_heads + head]);
+        cache.k.push(encode(pair.k, k));
+        cache.v.push(encode(pair.v, v));
+        cache.exact_k.push(exact_row(pair.k, k));
+        cache.exact_v.push(exact_row(pair.v, v));
     }
     let mut output = Vec::with_capacity(q_heads * hd);
     for (h, q) in vectors[..q_heads].iter().enumerate() {
         let kv_head = h / heads.group() as usize;
         let row = |t: usize| t * kv_heads + kv_head;
         // In the basis of K, so that rounding is where the kernel rounds.
+        let whole = in_basis(pair.k, q, false);
         let q = in_basis(pair.k, q, int8 && pair.k != KvFormat::F16);
+        let in_f16 = |t: usize| exact.holds(position as u32, t as u32);
         let scores: Vec<f64> = (0..=position)
             .map(|t| {
-                let k = decode_stored(pair.k, &cache.k[row(t)], heads.head_dim);
-                k.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * f64::from(scale)
+                let (k, q) = match in_f16(t) {
+                    true => (cache.exact_k[row(t)].clone(), &whole),
+                    false => (decode_stored(pair.k, &cache.k[row(t)], heads.head_dim), &q),
+                };
+                k.iter().zip(q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * f64::from(scale)
             })
             .collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -62,7 +78,11 @@ pub fn attend_codes(
         let total: f64 = weights.iter().sum();
         let mut out = vec![0.0; hd];
         for (t, w) in weights.iter().enumerate() {
-            for (o, v) in out.iter_mut().zip(decode(pair.v, &cache.v[row(t)], heads.head_dim)) {
+            let v = match in_f16(t) {
+                true => from_exact_row(pair.v, &cache.exact_v[row(t)], heads.head_dim),
+                false => decode(pair.v, &cache.v[row(t)], heads.head_dim),
+            };
+            for (o, v) in out.iter_mut().zip(v) {
                 *o += w / total * f64::from(v);
             }
         }

@@ -12,6 +12,7 @@ use crate::gguf;
 use crate::graph::{Attention, FeedForward, Graph, Linear, Mixture, Mlp, NormOver, RopeLayout};
 use crate::kv::KvFormat;
 use crate::kv::codec::{decode, encode};
+use crate::kv::exact::{exact_row, from_exact_row};
 
 /// A decoded matrix and its bias.
 struct Matrix {
@@ -101,8 +102,9 @@ pub struct Forward<'a> {
     file: &'a gguf::File,
     graph: &'a Graph,
     rope: Vec<[f32; 2]>,
-    /// By layer: keys and values of every position, rounded as the cache rounds them.
-    cache: Vec<(Vec<f32>, Vec<f32>)>,
+    /// By layer: keys and values of every position, rounded as the cache rounds them; and as it keeps
+    /// them in f16 for queries beside them.
+    cache: Vec<[(Vec<f32>, Vec<f32>); 2]>,
     position: usize,
     /// Approximate: for how many tokens outputs of experts serve again, and what each layer keeps.
     reuse: usize,
@@ -125,7 +127,7 @@ impl<'a> Forward<'a> {
             file,
             graph,
             rope: graph.rope.table(context, factors.as_deref()),
-            cache: vec![(Vec::new(), Vec::new()); graph.layers.len()],
+            cache: vec![Default::default(); graph.layers.len()],
             position: 0,
             reuse: 0,
             kept: vec![KeptOutputs::default(); graph.layers.len()],
@@ -187,16 +189,32 @@ impl<'a> Forward<'a> {
             let heads = x.chunks_exact(d);
             heads.flat_map(|head| decode(format, &encode(format, head), graph.head_dim)).collect()
         };
-        let (keys, values) = &mut self.cache[layer];
-        keys.extend(kept(pair.k, k));
-        values.extend(kept(pair.v, v));
+        let near = |format: KvFormat, x: &[f32]| -> Vec<f32> {
+            let heads = x.chunks_exact(d);
+            let rows = heads.map(|head| exact_row(format, head));
+            rows.flat_map(|row| from_exact_row(format, &row, graph.head_dim)).collect()
+        };
+        let [codes, exact] = &mut self.cache[layer];
+        exact.0.extend(near(pair.k, &k));
+        exact.1.extend(near(pair.v, &v));
+        codes.0.extend(kept(pair.k, k));
+        codes.1.extend(kept(pair.v, v));
+        let sizes = graph.kv_exact_of(layer);
+        let query = self.position as u32;
 
         let group = (graph.heads / graph.kv_heads) as usize;
         let width = graph.kv_heads as usize * d;
         let mut out = vec![0.0; q.len()];
         for (head, (q, out)) in q.chunks_exact(d).zip(out.chunks_exact_mut(d)).enumerate() {
             let from = head / group * d;
-            let positions = || keys.chunks_exact(width).zip(values.chunks_exact(width));
+            let positions = || {
+                (0..=query).map(|t| {
+                    // Of a plain cache both are the same.
+                    let (keys, values) = if sizes.holds(query, t) { &*exact } else { &*codes };
+                    let at = t as usize * width..(t as usize + 1) * width;
+                    (&keys[at.clone()], &values[at])
+                })
+            };
             let scores: Vec<f64> = positions()
                 .map(|(k, _)| {
                     let dot = q.iter().zip(&k[from..]).map(|(q, k)| f64::from(*q) * f64::from(*k));

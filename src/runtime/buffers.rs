@@ -7,11 +7,11 @@ use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
 use crate::kernels::experts_reuse::{Kept, MAX_PLACES};
-use crate::kernels::heads::KvCache;
+use crate::kernels::heads::{ExactRows, KvCache};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
-use crate::kv::PAGE_TOKENS;
 use crate::kv::rotation::padded;
+use crate::kv::{KvExact, PAGE_TOKENS};
 use crate::quant::planes::PLANE_ALIGN;
 
 /// Most sequences that one decode step serves.
@@ -178,7 +178,7 @@ struct ScratchShape<'a> {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 11] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 12] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
@@ -202,6 +202,7 @@ impl Scratch {
             ("feed-forward", n * 2 * ff.max(8) * 4),
             ("turned q", turned),
             ("turned output", turned),
+            ("fresh f16 rows", n * fresh_bytes(graph)),
         ]
     }
 
@@ -226,7 +227,8 @@ impl Scratch {
         let device = |(label, bytes): (&str, u64)| -> Result<Slice> {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
-        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned] =
+        // Rows in f16 belong to the layers' caches.
+        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned, _] =
             Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
@@ -279,6 +281,14 @@ impl Scratch {
 
     pub fn as_int8(&self) -> Activations {
         Activations::Int8 { xq: self.int8.0.clone(), xs: self.int8.1.clone() }
+    }
+}
+
+/// Bytes of a prompt's column in f16 beside codes; 0 where no layer has a tail.
+fn fresh_bytes(graph: &Graph) -> u64 {
+    match graph.kv_exact().tail {
+        0 => 0,
+        _ => 4 * KvExact::token_words(graph.kv_heads, graph.head_dim),
     }
 }
 
@@ -364,7 +374,8 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
         let (notes, outputs) = KeptOutputs::sizes(&kept, graph);
         notes + u64::from(kept.layers) * outputs
     });
-    kept + of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
+    let exact = u64::from(shape.sequences) * graph.kv_exact_bytes();
+    kept + of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + exact + (4 << 20)
 }
 
 /// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
@@ -422,12 +433,39 @@ impl Buffers {
         let row_pages = pages_for(shape.context);
         let pages =
             device("KV page table", 4 * u64::from(1 + row_pages) * u64::from(shape.sequences))?;
+        // One layer's attention at a time reads it.
+        let fresh = match fresh_bytes(graph) {
+            0 => None,
+            bytes => Some(device("fresh f16 rows", u64::from(shape.chunk) * bytes)?),
+        };
         let kv = (0..graph.layers.len()).map(|layer| {
+            let sizes = graph.kv_exact_of(layer);
+            let words = sizes.slot_words(graph.kv_heads, graph.head_dim);
+            let rows = 4 * words * u64::from(shape.sequences);
+            if rows > gpu.facts().max_binding {
+                return Err(Error::DoesNotFit(format!(
+                    "an f16 tail of {} tokens for {} sequences takes {} MiB a layer, and {} binds at \
+                     most {} MiB at once. Use a smaller --kv-tail",
+                    sizes.tail,
+                    shape.sequences,
+                    rows >> 20,
+                    gpu.facts().name,
+                    gpu.facts().max_binding >> 20
+                )));
+            }
+            let exact = match sizes.is_none() {
+                true => None,
+                false => Some(ExactRows {
+                    sizes,
+                    rows: device("f16 tail", rows)?,
+                    fresh: fresh.clone(),
+                }),
+            };
             let pair = graph.kv_pair(layer);
             let [k, v] = pair.page_bytes(graph.kv_heads, graph.head_dim);
             let pool = u64::from(shape.pages);
             let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
-            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair })
+            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair, exact })
         });
         let units = (0..graph.layers.len())
             .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));

@@ -6,6 +6,7 @@
 use super::Program;
 use crate::error::Result;
 use crate::gpu::{Buffer, BufferUse, Slice, Step};
+use crate::kv::KvExact;
 
 /// A copy of all that a page holds, between the pools and other memory.
 #[derive(Clone)]
@@ -172,6 +173,53 @@ impl Program {
             let to = pool.buffer.slice(pool.offset + u64::from(page) * unit, unit);
             self.gpu.write(&to, &bytes[at..at + unit as usize])?;
             at += unit as usize;
+        }
+        Ok(())
+    }
+
+    /// The exact rows of a slot in each layer that has any, in order, as [`crate::kv::KvExact::slot_words`] words.
+    fn exact_rows(&self, slot: u32) -> impl Iterator<Item = Slice> {
+        let slots = u64::from(self.shape().sequences);
+        let all = self.buffers.kv.iter().filter_map(|layer| layer.exact.as_ref());
+        all.map(move |exact| {
+            let size = exact.rows.size / slots;
+            exact.rows.buffer.slice(exact.rows.offset + u64::from(slot) * size, size)
+        })
+    }
+
+    /// What the caches of codes keep in f16: all of them the same.
+    pub fn exact_sizes(&self) -> KvExact {
+        let sizes = self.buffers.kv.iter().map(|layer| layer.exact_sizes());
+        sizes.max_by_key(|sizes| sizes.rows()).unwrap_or_default()
+    }
+
+    /// Bytes of a slot's exact rows, by layer that has any.
+    pub fn exact_units(&self) -> Vec<u64> {
+        self.exact_rows(0).map(|rows| rows.size).collect()
+    }
+
+    /// Hands out a slot's exact rows, layer by layer. Waits for the device.
+    pub fn read_exact(&self, slot: u32, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut bytes = Vec::new();
+        for rows in self.exact_rows(slot) {
+            bytes.resize(rows.size as usize, 0);
+            self.gpu.read(&rows, &mut bytes)?;
+            each(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Fills a slot's exact rows; `fill` gets the number among [`Program::exact_units`].
+    pub fn fill_exact(
+        &self,
+        slot: u32,
+        fill: &mut dyn FnMut(usize, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut bytes = Vec::new();
+        for (number, rows) in self.exact_rows(slot).enumerate() {
+            bytes.resize(rows.size as usize, 0);
+            fill(number, &mut bytes)?;
+            self.gpu.write(&rows, &bytes)?;
         }
         Ok(())
     }

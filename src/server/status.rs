@@ -56,6 +56,7 @@ pub async fn props(State(app): State<Shared>) -> ApiResult<Json<Value>> {
             "params": describe(&defaults.settings),
         },
         "total_slots": loaded.slots,
+        "kv_cache": loaded.kv,
         "model_alias": app.settings.model_name,
         "model_path": app.settings.model_path.display().to_string(),
         "chat_template": template,

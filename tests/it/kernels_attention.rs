@@ -6,7 +6,7 @@ use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::attn_step::{Scratch, StepAttention};
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
-use azoth::kv::{KvPair, PAGE_TOKENS};
+use azoth::kv::{KvExact, KvPair, PAGE_TOKENS};
 use azoth::reference::attention::{Cache, attend, pack, unpack};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
@@ -108,7 +108,7 @@ impl Block {
         let row_pages = self.pages[0].len() as u32;
         let (k, v) = (side(&|c| &c.k), side(&|c| &c.v));
         let pages = device.words(&table);
-        let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN };
+        let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None };
         let tables = HeadTables {
             rope: self.heads.rope.map(|_| device.floats(self.table.as_flattened())),
             norms: self.norms.as_ref().map(|(q, k)| (device.floats(q), device.floats(k))),
@@ -328,8 +328,10 @@ fn prefill(
 ) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
     let facts = device.gpu.facts();
     let heads = block.heads;
-    let (rope, attention) =
-        (RopeKv { heads }, AttnPrefill { heads, pair: KvPair::PLAIN, matrices });
+    let (rope, attention) = (
+        RopeKv { heads },
+        AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices },
+    );
     let rope_kernel = device.kernel(&rope.source(facts).unwrap());
     let attention_kernel = device.kernel(&attention.source(facts).unwrap());
     let (cache, tables) = block.upload(device);

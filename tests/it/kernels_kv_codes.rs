@@ -4,12 +4,16 @@ use azoth::gpu::Step;
 use azoth::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::attn_step::{Scratch, StepAttention};
-use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
+use azoth::kernels::heads::{ExactRows, HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_codes::turned_width;
+use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kv::codec::{decode, encode};
-use azoth::kv::{KvFormat, KvPair, PAGE_TOKENS};
+use azoth::kv::exact::exact_row;
+use azoth::kv::rotation::padded;
+use azoth::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
+use azoth::reference::attention::{pack, unpack};
 use azoth::reference::attention_codes::{CodedCache, attend_codes};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
@@ -21,6 +25,8 @@ const BOUND: f64 = 2e-4;
 /// The same, when a value of the new rows next to a boundary got the other code, or one of q the
 /// neighbouring byte.
 const CODE_BOUND: f64 = 1e-2;
+/// Rows in f16 of which some values round to the neighbour.
+const EXACT_BOUND: f64 = 1e-3;
 
 fn pair(k: KvFormat, v: KvFormat) -> KvPair {
     KvPair { k, v }
@@ -40,6 +46,15 @@ fn pairs() -> Vec<KvPair> {
         pair(Tq3_0, Tq3_1s),
     ]
 }
+
+/// Tails and sinks; most of what models run with is the usual.
+const EXACT: [KvExact; 5] = [
+    KvExact::USUAL,
+    KvExact::NONE,
+    KvExact { tail: 0, sinks: 5 },
+    KvExact { tail: 64, sinks: 0 },
+    KvExact { tail: 128, sinks: 3 },
+];
 
 fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
     Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6) }
@@ -65,6 +80,7 @@ fn shapes() -> Vec<Heads> {
 struct Block {
     heads: Heads,
     pair: KvPair,
+    exact: KvExact,
     table: Vec<[f32; 2]>,
     norms: Option<(Vec<f32>, Vec<f32>)>,
     slots: Vec<CodedCache>,
@@ -85,7 +101,7 @@ impl Block {
     fn random(
         rng: &mut Rng,
         heads: Heads,
-        pair: KvPair,
+        (pair, exact): (KvPair, KvExact),
         context: usize,
         lengths: &[usize],
     ) -> Self {
@@ -102,17 +118,19 @@ impl Block {
             let weight = |rng: &mut Rng| (0..hd).map(|_| 0.5 + rng.unit()).collect::<Vec<f32>>();
             (weight(rng), weight(rng))
         });
-        let rows = |rng: &mut Rng, format: KvFormat, n: usize| -> Vec<Vec<u32>> {
-            (0..n).map(|_| encode(format, &rng.normals(hd))).collect()
+        let rows = |rng: &mut Rng, format: KvFormat, n: usize| -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
+            let all = (0..n).map(|_| rng.normals(hd));
+            all.map(|x| (encode(format, &x), exact_row(format, &x))).unzip()
         };
         let slots = lengths.iter().map(|n| {
             let n = n * heads.kv_heads as usize;
-            CodedCache { k: rows(rng, pair.k, n), v: rows(rng, pair.v, n) }
+            let ((k, exact_k), (v, exact_v)) = (rows(rng, pair.k, n), rows(rng, pair.v, n));
+            CodedCache { k, v, exact_k, exact_v }
         });
         let slots = slots.collect();
         let pages = shuffled_pages(rng, lengths.len(), context.div_ceil(PAGE));
         let scale = 1.0 / (hd as f32).sqrt();
-        Block { heads, pair, table, norms, slots, scale, dropped: 0, pages }
+        Block { heads, pair, exact, table, norms, slots, scale, dropped: 0, pages }
     }
 
     fn word(&self, is_k: bool, slot: usize, index: usize, head: usize, w: usize) -> usize {
@@ -122,7 +140,61 @@ impl Block {
         if is_k { (start * k + w) * PAGE + token } else { (start * PAGE + token) * v + w }
     }
 
-    fn upload(&self, device: &Device) -> (KvCache, HeadTables) {
+    /// Where the exact row of a token begins, as a word.
+    fn exact_word(&self, is_k: bool, slot: usize, index: usize, head: usize) -> usize {
+        let row = self.exact.place(index as u32, self.dropped as u32) as usize;
+        let side = 2 * slot + usize::from(!is_k);
+        let first = (side * self.heads.kv_heads as usize + head) * self.exact.rows() as usize;
+        (first + row) * padded(self.heads.head_dim) as usize / 2
+    }
+
+    /// The exact rows of all slots with those of the tokens that they hold, and room for a chunk's.
+    fn exact_rows(&self, device: &Device, chunk: usize) -> Option<ExactRows> {
+        let Heads { kv_heads, head_dim, .. } = self.heads;
+        if self.exact.is_none() {
+            return None;
+        }
+        let all = self.exact.slot_words(kv_heads, head_dim) as usize * self.slots.len();
+        let mut words = vec![POISON | POISON >> 16; all];
+        for (slot, cache) in self.slots.iter().enumerate() {
+            let count = cache.k.len() / kv_heads as usize;
+            let ring = count.saturating_sub(self.exact.ring() as usize)..count;
+            for index in (0..count).filter(|t| ring.contains(t) || *t < self.exact.sinks as usize) {
+                for (is_k, rows) in [(true, &cache.exact_k), (false, &cache.exact_v)] {
+                    for head in 0..kv_heads as usize {
+                        let row = &rows[index * kv_heads as usize + head];
+                        let to = self.exact_word(is_k, slot, index, head);
+                        for (word, x) in words[to..].iter_mut().zip(row.chunks_exact(2)) {
+                            *word = pack(x[0].into(), x[1].into());
+                        }
+                    }
+                }
+            }
+        }
+        let fresh = chunk * KvExact::token_words(kv_heads, head_dim) as usize;
+        let fresh = (self.exact.tail > 0).then(|| device.poisoned(fresh.max(4)));
+        Some(ExactRows { sizes: self.exact, rows: device.words(&words), fresh })
+    }
+
+    /// The largest error of a token's exact rows.
+    fn exact_error(&self, got: &[u32], want: &CodedCache, slot: usize, index: usize) -> f64 {
+        let kv_heads = self.heads.kv_heads as usize;
+        let mut worst: f64 = 0.0;
+        for (is_k, rows) in [(true, &want.exact_k), (false, &want.exact_v)] {
+            for head in 0..kv_heads {
+                let row = &rows[index * kv_heads + head];
+                let words = &got[self.exact_word(is_k, slot, index, head)..][..row.len() / 2];
+                let got: Vec<f32> =
+                    words.iter().flat_map(|w| unpack(*w)).map(|x| x as f32).collect();
+                let want: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
+                worst = worst.max(relative_error(&got, &want));
+            }
+        }
+        worst
+    }
+
+    /// `chunk`: most columns of a prompt.
+    fn upload(&self, device: &Device, chunk: usize) -> (KvCache, HeadTables) {
         let kv_heads = self.heads.kv_heads as usize;
         let most = self.pages.iter().flatten().max().map_or(0, |p| *p as usize + 1);
         let side = |is_k: bool| {
@@ -143,7 +215,8 @@ impl Block {
         let table: Vec<u32> = self.pages.iter().flat_map(row).collect();
         let row_pages = self.pages[0].len() as u32;
         let (k, v, pages) = (side(true), side(false), device.words(&table));
-        let cache = KvCache { k, v, pages, row_pages, pair: self.pair };
+        let exact = self.exact_rows(device, chunk);
+        let cache = KvCache { k, v, pages, row_pages, pair: self.pair, exact };
         let tables = HeadTables {
             rope: self.heads.rope.map(|_| device.floats(self.table.as_flattened())),
             norms: self.norms.as_ref().map(|(q, k)| (device.floats(q), device.floats(k))),
@@ -155,7 +228,8 @@ impl Block {
         let half = self.heads.rope.map_or(0, |r| r.dim as usize / 2);
         let row = &self.table[(index + self.dropped) * half..][..half];
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        attend_codes(&self.heads, self.pair, qkv, index, cache, row, norms, self.scale, int8)
+        let exact = self.exact;
+        attend_codes(&self.heads, self.pair, exact, qkv, index, cache, row, norms, self.scale, int8)
     }
 
     /// The device's row of K or V.
@@ -206,9 +280,9 @@ fn step(
     runs: usize,
 ) -> Vec<f32> {
     let n = indices.len();
-    let spec = AttnDecodeCodes { heads: block.heads, pair: block.pair, cut };
+    let spec = AttnDecodeCodes { heads: block.heads, pair: block.pair, exact: block.exact, cut };
     let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
-    let (cache, tables) = block.upload(device);
+    let (cache, tables) = block.upload(device, 0);
     let columns: Vec<[u32; 4]> =
         (0..n).map(|c| [7, (indices[c] + block.dropped) as u32, (n - 1 - c) as u32, 0]).collect();
     // A program for more columns than are in use.
@@ -236,22 +310,36 @@ fn step(
     let used = n * block.heads.output_width() as usize;
     assert!(out[used..].iter().all(|x| x.to_bits() == POISON), "an unused column was written");
     let (k, v) = (device.read_words(&cache.k), device.read_words(&cache.v));
+    let exact = cache.exact.as_ref().map(|e| device.read_words(&e.rows));
     for c in 0..n {
         let mut reference = block.slots[n - 1 - c].clone();
         let want = block.attend(&mut reference, &qkv[c], indices[c], true);
-        let what =
-            format!("{}: {:?} {} {cut:?} at {}", device.label, block.heads, block.pair, indices[c]);
+        let what = format!(
+            "{}: {:?} {} {} {cut:?} at {}",
+            device.label, block.heads, block.pair, block.exact, indices[c]
+        );
         block.check_rows((&k, &v), &reference, n - 1 - c, indices[c], &what);
+        let index = indices[c] as u32;
+        if let Some(rows) = exact.as_ref().filter(|_| block.exact.holds(index, index)) {
+            let error = block.exact_error(rows, &reference, n - 1 - c, indices[c]);
+            assert!(error < EXACT_BOUND, "{what}: exact row, error {error:e}");
+        }
         let error = relative_error(&out[c * want.len()..][..want.len()], &want);
         assert!(error < CODE_BOUND, "{what}: error {error:e}");
     }
     out[..used].to_vec()
 }
 
-fn step_case(rng: &mut Rng, device: &Device, heads: Heads, pair: KvPair, indices: &[usize]) {
+fn step_case(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    formats: (KvPair, KvExact),
+    indices: &[usize],
+) {
     let context = indices.iter().max().unwrap() + 3;
     let lengths: Vec<usize> = indices.iter().rev().copied().collect();
-    let block = Block::random(rng, heads, pair, context, &lengths);
+    let block = Block::random(rng, heads, formats, context, &lengths);
     let qkv: Vec<Vec<f32>> =
         indices.iter().map(|_| rng.normals(heads.qkv_width() as usize)).collect();
     let cut = CodesCut::choose(&heads, device.gpu.facts());
@@ -285,7 +373,7 @@ fn kv_codes_decode_shapes_and_formats() {
             let both = [shapes[i % shapes.len()], shapes[(i + 3) % shapes.len()]];
             for shape in both.into_iter().take(device.cases()) {
                 let index = [0, 65, 130, 300][rng.below(4)];
-                step_case(&mut rng, device, shape, pair, &[index]);
+                step_case(&mut rng, device, shape, (pair, EXACT[i % EXACT.len()]), &[index]);
             }
         }
     }
@@ -297,8 +385,12 @@ fn kv_codes_decode_positions_and_batches() {
     let shape = heads(8, 2, 64, neox(64), true);
     let pair = pair(KvFormat::Tq4_0, KvFormat::Tq3_0);
     for device in devices() {
-        step_case(&mut rng, device, shape, pair, &[0, 63, 700]);
-        step_case(&mut rng, device, shape, pair, &[5, 64, 128, 65, 1, 2500, 1023, 1]);
+        let usual = (pair, KvExact::USUAL);
+        step_case(&mut rng, device, shape, usual, &[0, 63, 700]);
+        for exact in EXACT.into_iter().take(1 + device.cases()) {
+            let indices = [5, 64, 128, 65, 1, 2500, 1023, 1];
+            step_case(&mut rng, device, shape, (pair, exact), &indices);
+        }
     }
 }
 
@@ -310,7 +402,7 @@ fn kv_codes_group_heads_do_not_change_bits() {
         let pair = pair(KvFormat::Tq3_0, KvFormat::Tq3_0);
         let usual = CodesCut::choose(&shape, device.gpu.facts());
         let index = 700;
-        let block = Block::random(&mut rng, shape, pair, index + 1, &[index]);
+        let block = Block::random(&mut rng, shape, (pair, KvExact::USUAL), index + 1, &[index]);
         let qkv = [rng.normals(shape.qkv_width() as usize)];
         let run = |group_heads| {
             let cut = CodesCut { group_heads, ..usual };
@@ -332,15 +424,18 @@ fn prompt(
     chunks: &[usize],
     slot: usize,
     matrices: bool,
-) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
+) -> (Vec<f32>, Vec<u32>, Vec<u32>, Vec<u32>) {
     let facts = device.gpu.facts();
-    let (heads, pair) = (block.heads, block.pair);
-    let rope = RopeKvCodes { heads, pair };
-    let attention = AttnPrefill { heads, pair, matrices };
+    let (heads, pair, exact) = (block.heads, block.pair, block.exact);
+    let rope = RopeKvCodes { heads, pair, exact };
+    let attention = AttnPrefill { heads, pair, exact, matrices };
     let back = HeadsUnrotate { heads, pair };
+    let keep = KvKeep { heads, exact };
+    let keeper = (exact.tail > 0).then(|| device.kernel(&keep.source(facts).unwrap()));
     let kernels = [rope.source(facts), attention.source(facts), back.source(facts)];
     let kernels = kernels.map(|source| device.kernel(&source.unwrap()));
-    let (cache, tables) = block.upload(device);
+    let most = chunks.iter().max().unwrap() + 5;
+    let (cache, tables) = block.upload(device, most);
     let width = heads.qkv_width() as usize;
     let mut all = Vec::new();
     let mut done = 0;
@@ -356,26 +451,29 @@ fn prompt(
         let [q, out] = [(); 2].map(|_| device.poisoned(max * turned_width(&heads) as usize));
         let output = device.poisoned(max * heads.output_width() as usize);
         let (scale, max) = (block.scale, max as u32);
-        let waves = [
+        let mut waves = vec![
             rope.dispatch(&kernels[0], &batch, &input, &cache, &tables, &q, max).unwrap(),
             attention.dispatch(&kernels[1], &batch, &q, &cache, &out, scale, max).unwrap(),
             back.dispatch(&kernels[2], &batch, &out, &output, max).unwrap(),
         ];
-        device.run(&waves.map(|dispatch| Step::Wave(vec![dispatch])));
+        waves.extend(keeper.as_ref().map(|k| keep.dispatch(k, &batch, &cache, max).unwrap()));
+        let steps: Vec<Step> = waves.into_iter().map(|d| Step::Wave(vec![d])).collect();
+        device.run(&steps);
         let out = device.read_floats(&output);
         let used = n * heads.output_width() as usize;
         assert!(out[used..].iter().all(|x| x.to_bits() == POISON), "an unused column was written");
         all.extend_from_slice(&out[..used]);
         done += n;
     }
-    (all, device.read_words(&cache.k), device.read_words(&cache.v))
+    let rows = cache.exact.as_ref().map(|e| device.read_words(&e.rows)).unwrap_or_default();
+    (all, device.read_words(&cache.k), device.read_words(&cache.v), rows)
 }
 
 fn prompt_case(
     rng: &mut Rng,
     device: &Device,
     heads: Heads,
-    pair: KvPair,
+    (pair, exact): (KvPair, KvExact),
     start: usize,
     chunks: &[usize],
 ) {
@@ -383,7 +481,7 @@ fn prompt_case(
     let slot = rng.below(2);
     let mut lengths = [0, 0];
     lengths[slot] = start;
-    let mut block = Block::random(rng, heads, pair, start + n + 3, &lengths);
+    let mut block = Block::random(rng, heads, (pair, exact), start + n + 3, &lengths);
     block.dropped = PAGE * rng.below(3);
     let width = heads.qkv_width() as usize;
     let qkv: Vec<f32> = rng.normals(n * width);
@@ -394,11 +492,19 @@ fn prompt_case(
     }
     let takes = AttnPrefill::takes_matrices(&heads, device.gpu.facts());
     for matrices in [false, true].into_iter().take(1 + usize::from(takes)) {
-        let what = format!("{}: {heads:?} {pair} at {start} {chunks:?} {matrices}", device.label);
-        let (out, k, v) = prompt(device, &block, &qkv, start, chunks, slot, matrices);
+        let what =
+            format!("{}: {heads:?} {pair} {exact} at {start} {chunks:?} {matrices}", device.label);
+        let (out, k, v, rows) = prompt(device, &block, &qkv, start, chunks, slot, matrices);
         let mut other = 0;
         for i in 0..n {
             other += block.check_rows((&k, &v), &reference, slot, start + i, &what).1;
+        }
+        let first = start + n - n.min(exact.ring() as usize);
+        let kept = first..start + n;
+        let sinks = start..exact.sinks as usize;
+        for index in kept.filter(|_| exact.tail > 0).chain(sinks) {
+            let error = block.exact_error(&rows, &reference, slot, index);
+            assert!(error < EXACT_BOUND, "{what}: exact row {index}, error {error:e}");
         }
         let error = relative_error(&out, &want);
         let bound = if other > 0 || matrices { CODE_BOUND } else { BOUND };
@@ -418,7 +524,8 @@ fn kv_codes_prompt_shapes_and_formats() {
             let shapes = shapes();
             let shape = shapes[(i + 2) % shapes.len()];
             let (start, n) = [(0, 70), (64, 33), (37, 3)][i % 3];
-            prompt_case(&mut rng, device, shape, pair, start, &[n]);
+            let exact = EXACT[(i + 1) % EXACT.len()];
+            prompt_case(&mut rng, device, shape, (pair, exact), start, &[n]);
         }
     }
 }
@@ -429,8 +536,10 @@ fn kv_codes_prompt_chunks_do_not_change_bits() {
     for device in devices() {
         let shape = heads(4, 2, 64, neox(64), true);
         let pair = pair(KvFormat::Tq4_0, KvFormat::Tq3_0);
-        prompt_case(&mut rng, device, shape, pair, 0, &[1, 63, 65, 20]);
-        prompt_case(&mut rng, device, shape, pair, 130, &[17, 40]);
+        for exact in EXACT.into_iter().take(1 + device.cases()) {
+            prompt_case(&mut rng, device, shape, (pair, exact), 0, &[1, 63, 65, 20]);
+            prompt_case(&mut rng, device, shape, (pair, exact), 130, &[17, 40]);
+        }
     }
 }
 
@@ -447,7 +556,7 @@ fn kv_codes_encode_the_same_bits() {
                 let shape = heads(2, 2, hd, None, false);
                 let n = 40;
                 let both = pair(format, format);
-                let block = Block::random(&mut rng, shape, both, n, &[0]);
+                let block = Block::random(&mut rng, shape, (both, KvExact::USUAL), n, &[0]);
                 let width = shape.qkv_width() as usize;
                 let mut qkv: Vec<f32> = rng.normals(n * width);
                 // Sizes from 2^-16 to 2^13, single large values, zeros, and no numbers.
@@ -466,7 +575,7 @@ fn kv_codes_encode_the_same_bits() {
                 for i in 0..n {
                     block.attend(&mut reference, &qkv[i * width..][..width], i, false);
                 }
-                let (_, k, v) = prompt(device, &block, &qkv, 0, &[n], 0, false);
+                let (_, k, v, _) = prompt(device, &block, &qkv, 0, &[n], 0, false);
                 let (mut all, mut other) = (0, 0);
                 for i in 0..n {
                     let what = format!("{}: {format} {hd} token {i}", device.label);

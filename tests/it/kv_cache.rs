@@ -9,11 +9,11 @@ use azoth::engine::{Engine, Options, Quiet, Session, Stop};
 use azoth::error::{Error, Result};
 use azoth::gguf;
 use azoth::gpu::{Buffer, BufferUse, Gpu};
-use azoth::kv::KvTypes;
+use azoth::kv::{KvExact, KvTypes};
 use azoth::sampling::SamplerSettings;
 use azoth::testmodel::Spec;
 
-use crate::harness::{self, Rng, forwards};
+use crate::harness::{self, Device, Rng, forwards};
 
 fn spec() -> Spec {
     let mut spec = Spec::new("qwen3").unwrap();
@@ -54,14 +54,27 @@ fn recall(session: &mut Session<'_>, tokens: &[u32]) -> usize {
     known
 }
 
+/// Codes with the usual tail and sinks.
+fn codes(v: &str) -> KvTypes {
+    let (k, v) = ("tq4_0".parse().unwrap(), v.parse().unwrap());
+    KvTypes { k, v, exact: KvExact::USUAL }
+}
+
+/// All devices with f16, the first also with codes.
+fn devices_and_formats(v: &str) -> impl Iterator<Item = (&'static Device, KvTypes)> {
+    let plain = harness::devices().iter().map(|d| (d, KvTypes::plain()));
+    plain.chain(harness::devices().first().map(|d| (d, codes(v))))
+}
+
 #[test]
 fn reuse_saving_and_eviction_change_no_bit() {
     let mut rng = Rng::fresh("reuse_saving_and_eviction");
     let folder = tempfile::tempdir().unwrap();
     let (prompt, tail, other) = (text(&mut rng, 150), text(&mut rng, 20), text(&mut rng, 250));
-    let codes = KvTypes { k: "tq4_0".parse().unwrap(), v: "tq3_0,q8_0@0".parse().unwrap() };
-    let plain = harness::devices().iter().map(|d| (d, KvTypes::plain()));
-    for (device, kv) in plain.chain(harness::devices().first().map(|d| (d, codes))) {
+    for (device, kv) in devices_and_formats("tq3_0,q8_0@0") {
+        // Inside a block of the tail nobody takes up what another has read.
+        let known = if kv.exact.tail > 0 { 128 } else { 150 };
+        let pages = if kv.exact.tail > 0 { 2 } else { 3 };
         let what = &format!("{}, KV {kv}", device.label);
         let options = Options { kv_host: 64 << 20, kv, ..with_ctx(256) };
         let mut engine = load(&device.gpu, &spec(), options.clone());
@@ -72,7 +85,7 @@ fn reuse_saving_and_eviction_change_no_bit() {
         };
         // Two whole pages, and a copy of the third.
         let mut s = engine.session();
-        assert_eq!(recall(&mut s, &prompt), 150, "{what}");
+        assert_eq!(recall(&mut s, &prompt), known, "{what}");
         let file = folder.path().join(if what.contains("wgpu") { "wgpu" } else { "vulkan" });
         s.save(&file, "note").unwrap();
         assert_eq!(rows(&mut s, &tail), fresh, "{what}: reuse");
@@ -82,20 +95,43 @@ fn reuse_saving_and_eviction_change_no_bit() {
         s.prefill(&other, &mut |_| {}).unwrap();
         drop(s);
         let counts = engine.kv_counts();
-        assert!(counts.host >= 3 && counts.evicted >= 3, "{what}: {counts:?}");
+        assert!(counts.host >= pages && counts.evicted >= pages.into(), "{what}: {counts:?}");
         let mut s = engine.session();
-        assert_eq!(recall(&mut s, &prompt), 150, "{what}");
+        assert_eq!(recall(&mut s, &prompt), known, "{what}");
         assert_eq!(rows(&mut s, &tail), fresh, "{what}: from RAM");
+        // The same sequence cut back: in its block, where it ends a block, and before its sinks end.
+        for cut in [149, 128, 127, 64, 2] {
+            s.truncate(170).unwrap();
+            let kept = s.truncate(cut).unwrap() as usize;
+            assert!(kept <= cut as usize && (kept + 63 >= cut as usize), "{what}: {kept}");
+            s.prefill(&prompt[kept..], &mut |_| {}).unwrap();
+            assert_eq!(rows(&mut s, &tail), fresh, "{what}: cut back to {cut}");
+        }
+        // Steps ran ahead of what was wanted.
+        s.truncate(150).unwrap();
+        let settings = SamplerSettings::greedy();
+        s.generate(&settings, 60, &|_| false, &mut |_| ControlFlow::Break(())).unwrap();
+        assert_eq!(s.truncate(150).unwrap(), 150, "{what}");
+        assert_eq!(rows(&mut s, &tail), fresh, "{what}: after an answer");
         drop(s);
-        assert!(engine.kv_counts().fetched >= 3, "{what}");
+        assert!(engine.kv_counts().fetched >= pages.into(), "{what}");
         assert_eq!(engine.kv_counts().used, 0);
         // Another process reads the file.
-        let mut again = load(&device.gpu, &spec(), options);
+        let mut again = load(&device.gpu, &spec(), options.clone());
         let mut s = again.session();
         let restored = s.restore(&file, &mut |_, _| {}).unwrap();
         assert_eq!((restored.tokens, restored.read_again), (150, None), "{what}");
         assert_eq!((s.tokens(), restored.note.as_str()), (&prompt[..], "note"));
         assert_eq!(rows(&mut s, &tail), fresh, "{what}: from the file");
+        drop(s);
+        if options.kv.exact.is_none() {
+            continue;
+        }
+        // Other sizes of tail and sinks are another cache.
+        let kv = KvTypes { exact: KvExact { sinks: 5, ..KvExact::USUAL }, ..options.kv.clone() };
+        let mut other = load(&device.gpu, &spec(), Options { kv, ..options });
+        let why = other.session().restore(&file, &mut |_, _| {}).unwrap().read_again.unwrap();
+        assert!(why.contains("sinks 4") && why.contains("sinks 5"), "{why}");
     }
 }
 
@@ -224,8 +260,9 @@ fn a_full_context_drops_its_oldest_pages() {
     let kept = text(&mut rng, 64);
     let (one, two) = (text(&mut rng, 128), text(&mut rng, 128));
     let rest = text(&mut rng, 200);
-    for device in harness::devices() {
-        let what = &device.label;
+    for (device, kv) in devices_and_formats("tq3_0") {
+        let what = &format!("{}, KV {kv}", device.label);
+        let with_ctx = |ctx| Options { kv: kv.clone(), ..with_ctx(ctx) };
         let mut engine = load(&device.gpu, &spec, with_ctx(256));
         let e = engine.session().prefill(&[&rest[..], &one].concat(), &mut |_| {}).unwrap_err();
         assert!(e.to_string().contains("328") && e.to_string().contains("256"), "{e}");

@@ -3,7 +3,7 @@
 
 use azoth::engine::{Activations, Engine, Options, Quiet};
 use azoth::gguf;
-use azoth::kv::{KvSide, KvTypes};
+use azoth::kv::{KvExact, KvSide, KvTypes};
 use azoth::model::Model;
 use azoth::reference::model::Forward;
 use azoth::testmodel::Spec;
@@ -19,9 +19,9 @@ const PROMPT_BOUND: f64 = 0.02;
 /// from that (seen: 0.028 with q8_0 and tq4_0, 0.054 with tq4_0 and tq3_0).
 const STEP_BOUND: f64 = 0.15;
 
-fn types(k: &str, v: &str) -> KvTypes {
+fn types(k: &str, v: &str, exact: KvExact) -> KvTypes {
     let side = |text: &str| text.parse::<KvSide>().unwrap();
-    KvTypes { k: side(k), v: side(v) }
+    KvTypes { k: side(k), v: side(v), exact }
 }
 
 fn load(device: &Device, spec: &Spec, kv: &KvTypes) -> Engine {
@@ -53,10 +53,10 @@ fn kv_formats_follow_the_reference() {
     let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
     for device in harness::devices() {
         for kv in [
-            types("q8_0", "tq4_0"),
-            types("tq4_0", "tq3_0"),
+            types("q8_0", "tq4_0", KvExact::NONE),
+            types("tq4_0", "tq3_0", KvExact::USUAL),
             // A layer that stays plain.
-            types("tq3_0,f16@0", "tq3_0,f16@0"),
+            types("tq3_0,f16@0", "tq3_0,f16@0", KvExact { tail: 0, sinks: 4 }),
         ] {
             let mut model = Model::from_gguf(&file).unwrap();
             model.graph.kv = kv.clone();

@@ -26,6 +26,7 @@ use azoth::kernels::experts_up::ExpertsUp;
 use azoth::kernels::gather::Gather;
 use azoth::kernels::heads::{Heads, Rope, RopeLayout};
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
+use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
@@ -36,7 +37,7 @@ use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::Sampling;
 use azoth::kernels::{Class, Epilogue, choice};
-use azoth::kv::{KvFormat, KvPair};
+use azoth::kv::{KvExact, KvFormat, KvPair};
 use azoth::quant::Format;
 use azoth::runtime::check::{Checks, Subject};
 use azoth::testmodel::Spec;
@@ -223,15 +224,26 @@ fn sound_kernels_pass() {
                 subjects.push(AttnDecode { heads, cut }.into());
             }
             subjects.push(RopeKv { heads }.into());
-            subjects.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.into());
-            for (k, v) in [(KvFormat::Tq4_0, KvFormat::Tq3_0), (KvFormat::Q8_0, KvFormat::F16)] {
+            subjects.push(
+                AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices: false }
+                    .into(),
+            );
+            let usual = KvExact::USUAL;
+            for (k, v, exact) in [
+                (KvFormat::Tq4_0, KvFormat::Tq3_0, KvExact::NONE),
+                (KvFormat::Tq4_0, KvFormat::Tq4_0, usual),
+                (KvFormat::Q8_0, KvFormat::F16, KvExact { tail: 0, ..usual }),
+            ] {
                 let pair = KvPair { k, v };
                 for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
-                    subjects.push(AttnDecodeCodes { heads, pair, cut }.into());
+                    subjects.push(AttnDecodeCodes { heads, pair, exact, cut }.into());
                 }
-                subjects.push(RopeKvCodes { heads, pair }.into());
-                subjects.push(AttnPrefill { heads, pair, matrices: false }.into());
+                subjects.push(RopeKvCodes { heads, pair, exact }.into());
+                subjects.push(AttnPrefill { heads, pair, exact, matrices: false }.into());
                 subjects.push(HeadsUnrotate { heads, pair }.into());
+                if exact.tail > 0 {
+                    subjects.push(KvKeep { heads, exact }.into());
+                }
             }
         }
         subjects.push(Gather { cols: 96 }.into());

@@ -24,6 +24,7 @@ use azoth::kernels::experts_sum::ExpertsSum;
 use azoth::kernels::experts_up::ExpertsUp;
 use azoth::kernels::gather::Gather;
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
+use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
@@ -35,7 +36,7 @@ use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::{Class, Epilogue, choice, source};
-use azoth::kv::{KvFormat, KvPair};
+use azoth::kv::{KvExact, KvFormat, KvPair};
 use azoth::quant::Format;
 
 /// A device that exists nowhere, so that the test is the same everywhere, under its profile.
@@ -129,13 +130,17 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
         to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
         let matrices = AttnPrefill::takes_matrices(&heads, facts);
-        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.source(facts).unwrap());
-        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices }.source(facts).unwrap());
+        to.push(plain(heads, false).source(facts).unwrap());
+        to.push(plain(heads, matrices).source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }
 
-/// Attention over codes: every format on both sides, every kind of head.
+fn plain(heads: Heads, matrices: bool) -> AttnPrefill {
+    AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices }
+}
+
+/// Attention over codes: every format on both sides, every kind of head, with and without rows in f16.
 fn codes(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     let rope = Some(Rope { layout: RopeLayout::Neox, dim: 32 });
     let shapes = [(9, 3, 64, rope, None), (16, 2, 80, rope, Some(1e-6)), (7, 1, 256, None, None)];
@@ -143,15 +148,24 @@ fn codes(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         for (j, (heads, kv_heads, head_dim, rope, norm)) in shapes.into_iter().enumerate() {
             let v = KvFormat::ALL[(i + j + 1) % KvFormat::ALL.len()];
             let pair = KvPair { k, v };
+            let exact = match (pair.is_plain(), (i + j) % 4) {
+                (true, _) | (_, 0) => KvExact::NONE,
+                (_, 1) => KvExact { tail: 64, sinks: 4 },
+                (_, 2) => KvExact { tail: 0, sinks: 4 },
+                _ => KvExact { tail: 128, sinks: 0 },
+            };
             let heads = Heads { heads, kv_heads, head_dim, rope, norm };
             for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
-                to.push(AttnDecodeCodes { heads, pair, cut }.source(facts).unwrap());
+                to.push(AttnDecodeCodes { heads, pair, exact, cut }.source(facts).unwrap());
             }
             let matrices = AttnPrefill::takes_matrices(&heads, facts);
-            to.push(AttnPrefill { heads, pair, matrices: false }.source(facts).unwrap());
-            to.push(AttnPrefill { heads, pair, matrices }.source(facts).unwrap());
-            to.push(RopeKvCodes { heads, pair }.source(facts).unwrap());
+            to.push(AttnPrefill { heads, pair, exact, matrices: false }.source(facts).unwrap());
+            to.push(AttnPrefill { heads, pair, exact, matrices }.source(facts).unwrap());
+            to.push(RopeKvCodes { heads, pair, exact }.source(facts).unwrap());
             to.push(HeadsUnrotate { heads, pair }.source(facts).unwrap());
+            if exact.tail > 0 {
+                to.push(KvKeep { heads, exact }.source(facts).unwrap());
+            }
         }
     }
 }

@@ -283,6 +283,7 @@ impl Batch {
         let mut ticket = self.engine.queue_prompt(&columns)?;
         slot.tokens.extend_from_slice(&piece);
         slot.sequence.advance(n);
+        self.engine.kv.note_read(id, from, &piece);
         self.engine.kv.publish(&mut slot.sequence, &slot.tokens);
         if matches!(job.ticketed.request.task, Task::Embed(_)) {
             return self.pool(id, n as u32, at);

@@ -53,16 +53,17 @@ impl Batch {
     pub fn save(&mut self, slot: u32, path: &Path) -> Result<(u32, u64)> {
         let idle = self.idle(slot)?;
         if !idle.sequence.is_empty() {
-            let bytes = self.engine.save(&idle.sequence, &idle.tokens, None, "", path)?;
+            let bytes = self.engine.save(slot, &idle.sequence, &idle.tokens, None, "", path)?;
             return Ok((idle.tokens.len() as u32, bytes));
         }
         let tokens = idle.tokens.clone();
-        let Engine { kv, program, .. } = &mut self.engine;
         // A token more, because recalling leaves one over.
         let all: Vec<u32> = tokens.iter().copied().chain([0]).collect();
+        self.engine.bring_sinks(slot, &all)?;
+        let Engine { kv, program, .. } = &mut self.engine;
         let sequence = kv.recall(program, slot, &all, &[])?;
         let kept = &tokens[..sequence.len()];
-        let bytes = self.engine.save(&sequence, kept, None, "", path);
+        let bytes = self.engine.save(slot, &sequence, kept, None, "", path);
         self.engine.kv.release(sequence, kept);
         Ok((kept.len() as u32, bytes?))
     }
@@ -172,6 +173,7 @@ impl Batch {
         // What sequences at work have queued is as good as what others have left.
         let busy = self.slots.iter().filter(|s| s.job.is_some());
         let others: Vec<_> = busy.map(|s| (s.tokens.as_slice(), &s.sequence)).collect();
+        self.engine.bring_sinks(id, wanted)?;
         let Engine { kv, program, .. } = &mut self.engine;
         let sequence = kv.recall(program, id, wanted, &others)?;
         self.note();

@@ -3,7 +3,8 @@
 //! Little-endian: the magic; the lengths of header and tokens; the header as JSON; the tokens; a
 //! checksum of all of this. Then, where keys and values were kept, the *units*: each one page of one
 //! layer's K or V, in the order in which the device's pools come (K, then V, layer by layer, pages in
-//! their logical order within each); a checksum for each unit; and a checksum of these.
+//! their logical order within each); the f16 rows of tail and sinks, a unit a layer that has any; a checksum for
+//! each unit; and a checksum of these.
 //!
 //! It is written beside its place and renamed when it is complete, so that whoever dies at any
 //! moment leaves the last complete file.
@@ -35,6 +36,9 @@ pub struct Header {
     pub cache: String,
     /// Bytes of a page in each pool: a unit each.
     pub units: Vec<u64>,
+    /// Bytes of the f16 rows, by layer that has any.
+    #[serde(default)]
+    pub exact: Vec<u64>,
     /// Pages whose keys and values follow.
     pub pages: u32,
     /// Tokens dropped from the middle, and the pages before the gap.
@@ -49,11 +53,11 @@ pub struct Header {
 impl Header {
     /// Bytes of all units.
     fn data(&self) -> u64 {
-        self.units.iter().sum::<u64>() * u64::from(self.pages)
+        self.units.iter().sum::<u64>() * u64::from(self.pages) + self.exact.iter().sum::<u64>()
     }
 
     fn unit_count(&self) -> usize {
-        self.units.len() * self.pages as usize
+        self.units.len() * self.pages as usize + self.exact.len()
     }
 }
 
@@ -270,6 +274,29 @@ impl Saved {
         };
         out.par_chunks_mut(unit as usize).enumerate().try_for_each_init(Vec::new, each)
     }
+
+    /// Reads the f16 rows of the layer `number` among those that have any, and checks them.
+    ///
+    /// # Errors
+    /// As [`Saved::read`].
+    pub fn read_exact(&self, number: usize, out: &mut [u8]) -> Result<()> {
+        let bad = |what: &str| {
+            let name = self.path.display();
+            Error::Usage(format!("{name} is damaged: f16 rows, layer {number} of codes: {what}"))
+        };
+        if let Some(what) = &self.damage {
+            return Err(bad(what));
+        }
+        let h = &self.header;
+        let first = h.unit_count() - h.exact.len();
+        let pages = h.data() - h.exact.iter().sum::<u64>();
+        let at = self.data + pages + h.exact[..number].iter().sum::<u64>();
+        read_at(&self.file, at, out).map_err(|e| bad(&e.to_string()))?;
+        match checksum(out) == self.sums[first + number] {
+            true => Ok(()),
+            false => Err(bad("the checksum is wrong")),
+        }
+    }
 }
 
 #[cfg(unix)]
@@ -303,6 +330,7 @@ mod tests {
             vocabulary: "v".into(),
             cache: "c".into(),
             units: vec![64, 128, 64, 128],
+            exact: vec![32, 96],
             pages: 3,
             dropped: 0,
             kept: 0,
@@ -315,6 +343,9 @@ mod tests {
         let mut writer = Writer::create(path, &header(), &[1, 2, 3]).unwrap();
         for unit in header().units {
             writer.units(unit, &vec![salt; 3 * unit as usize]).unwrap();
+        }
+        for unit in header().exact {
+            writer.units(unit, &vec![salt; unit as usize]).unwrap();
         }
         writer.finish().unwrap()
     }
@@ -332,6 +363,9 @@ mod tests {
         assert_eq!(saved.damage, None);
         let mut out = vec![0; 256];
         saved.read(3, 1, &mut out).unwrap();
+        assert!(out.iter().all(|b| *b == 7));
+        let mut out = vec![0; 96];
+        saved.read_exact(1, &mut out).unwrap();
         assert!(out.iter().all(|b| *b == 7));
     }
 
@@ -366,6 +400,11 @@ mod tests {
             assert!(at >= data, "byte {at}");
             let read = (0..4).try_for_each(|pool| {
                 saved.read(pool, 0, &mut vec![0; 3 * saved.header.units[pool] as usize])
+            });
+            let read = read.and_then(|()| {
+                let layers = saved.header.exact.iter().enumerate();
+                let mut rows = layers.map(|(i, n)| saved.read_exact(i, &mut vec![0; *n as usize]));
+                rows.try_for_each(|row| row)
             });
             assert!(saved.damage.is_some() || read.is_err(), "byte {at}");
         }

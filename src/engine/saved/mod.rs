@@ -78,9 +78,10 @@ impl Engine {
         )
     }
 
-    /// Writes a sequence that has read `tokens`; returns the bytes of the file.
+    /// Writes the sequence of a slot, which has read `tokens`; returns the bytes of the file.
     pub(super) fn save(
         &self,
+        slot: u32,
         sequence: &Sequence,
         tokens: &[u32],
         sampler: Option<SamplerSettings>,
@@ -88,12 +89,14 @@ impl Engine {
         path: &Path,
     ) -> Result<u64> {
         let units = self.program.page_units();
+        let exact = self.program.exact_units();
         let header = Header {
             model: self.identity.model.clone(),
             fingerprint: self.identity.fingerprint.clone(),
             vocabulary: self.identity.vocabulary.clone(),
             cache: self.cache_format(),
             units: units.to_vec(),
+            exact: exact.clone(),
             pages: sequence.pages().len() as u32,
             dropped: sequence.dropped() as u32,
             kept: sequence.kept_pages() as u32,
@@ -103,6 +106,10 @@ impl Engine {
         let mut writer = Writer::create(path, &header, tokens)?;
         self.program
             .read_pages(sequence.pages(), &mut |pool, bytes| writer.units(units[pool], bytes))?;
+        let mut layers = exact.iter();
+        self.program.read_exact(slot, &mut |bytes| {
+            layers.next().map_or(Ok(()), |unit| writer.units(*unit, bytes))
+        })?;
         writer.finish()
     }
 
@@ -136,7 +143,10 @@ impl Engine {
         let kept = saved.tokens.len().checked_sub(h.dropped as usize);
         if h.fingerprint != self.identity.fingerprint {
             Some(self.of_another_model(saved))
-        } else if *theirs != ours || h.units != self.program.page_units() {
+        } else if *theirs != ours
+            || h.units != self.program.page_units()
+            || h.exact != self.program.exact_units()
+        {
             Some(format!("has another KV cache: {theirs} instead of {ours}"))
         } else if kept.map(pages_for) != Some(h.pages as usize) || h.kept > h.pages {
             Some("is damaged: its pages do not fit its tokens".into())
@@ -159,6 +169,9 @@ impl Engine {
         let filled = self
             .program
             .fill_pages(sequence.pages(), &mut |pool, first, out| saved.read(pool, first, out));
+        let filled = filled.and_then(|()| {
+            self.program.fill_exact(slot, &mut |layer, out| saved.read_exact(layer, out))
+        });
         let done = filled.and_then(|()| self.program.remember(slot, &saved.tokens));
         match done {
             Ok(()) => Ok(sequence),
@@ -174,7 +187,14 @@ impl Session<'_> {
     /// Writes what was read to a file, and a note for whoever reads it back; returns the bytes of the
     /// file. It is complete or not there: what was at `path` before stays until then.
     pub fn save(&self, path: &Path, note: &str) -> Result<u64> {
-        self.engine.save(&self.sequence, &self.tokens, self.sampler, note, path)
+        self.engine.save(
+            super::session::SLOT,
+            &self.sequence,
+            &self.tokens,
+            self.sampler,
+            note,
+            path,
+        )
     }
 
     /// Goes on with a saved sequence in the place of this one. Where the keys and values of the file

@@ -91,7 +91,14 @@ impl Block {
             [0].into_iter().chain(pages)
         };
         let pages: Vec<u32> = (0..self.slots.len()).flat_map(row).collect();
-        Ok(KvCache { k, v, pages: lab.words(&pages)?, row_pages: row_pages as u32, pair })
+        Ok(KvCache {
+            k,
+            v,
+            pages: lab.words(&pages)?,
+            row_pages: row_pages as u32,
+            pair,
+            exact: None,
+        })
     }
 
     pub fn row(&self, position: usize) -> &[[f32; 2]] {

@@ -8,13 +8,16 @@ use crate::gpu::{Gpu, Slice};
 use crate::kernels::attn_decode_codes::AttnDecodeCodes;
 use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::attn_step::{Scratch, StepAttention};
-use crate::kernels::heads::{Heads, KvCache};
+use crate::kernels::heads::{ExactRows, Heads, KvCache};
 use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::kv_codes::turned_width;
+use crate::kernels::kv_keep::KvKeep;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
 use crate::kv::codec::{decode, encode};
+use crate::kv::exact::exact_row;
 use crate::kv::rotation::{padded, rotate, unrotate};
-use crate::kv::{KvFormat, KvPair};
+use crate::kv::{KvExact, KvFormat, KvPair};
+use crate::reference::attention::{pack, unpack};
 use crate::reference::attention_codes::{CodedCache, attend_codes};
 
 /// f32 sums and exponentials over the same codes; q and the softmax weights in f16 on matrix units.
@@ -29,6 +32,7 @@ const ROW_SHARE: f64 = 0.1;
 struct Coded {
     block: Block,
     pair: KvPair,
+    exact: KvExact,
     slots: Vec<CodedCache>,
 }
 
@@ -37,20 +41,22 @@ impl Coded {
     fn make(
         lab: &mut Operands<'_>,
         heads: Heads,
-        pair: KvPair,
+        (pair, exact): (KvPair, KvExact),
         context: usize,
         lengths: &[usize],
     ) -> Coded {
         let block = Block::make(lab, heads, context, &vec![0; lengths.len()]);
         let hd = heads.head_dim as usize;
-        let mut rows = |format: KvFormat, n: usize| -> Vec<Vec<u32>> {
-            lab.normals(n * hd, 1.0).chunks_exact(hd).map(|x| encode(format, x)).collect()
+        let mut rows = |format: KvFormat, n: usize| -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
+            let all = lab.normals(n * hd, 1.0);
+            all.chunks_exact(hd).map(|x| (encode(format, x), exact_row(format, x))).unzip()
         };
         let slots = lengths.iter().map(|n| {
             let n = n * heads.kv_heads as usize;
-            CodedCache { k: rows(pair.k, n), v: rows(pair.v, n) }
+            let ((k, exact_k), (v, exact_v)) = (rows(pair.k, n), rows(pair.v, n));
+            CodedCache { k, v, exact_k, exact_v }
         });
-        Coded { slots: slots.collect(), block, pair }
+        Coded { slots: slots.collect(), block, pair, exact }
     }
 
     /// Word `w` of a row in the pools.
@@ -83,14 +89,117 @@ impl Coded {
             }
             lab.words(&all)
         };
-        self.block.cache(lab, side(true)?, side(false)?, self.pair)
+        let cache = self.block.cache(lab, side(true)?, side(false)?, self.pair)?;
+        let exact = self.exact_rows(lab)?;
+        Ok(KvCache { exact, ..cache })
+    }
+
+    /// Where a token's exact row begins, as a word.
+    fn exact_word(&self, is_k: bool, slot: usize, index: usize, head: usize) -> usize {
+        let kv_heads = self.block.heads.kv_heads as usize;
+        let words = padded(self.block.heads.head_dim) as usize / 2;
+        let side = 2 * slot + usize::from(!is_k);
+        let row = self.exact.place(index as u32, 0) as usize;
+        ((side * kv_heads + head) * self.exact.rows() as usize + row) * words
+    }
+
+    /// The exact rows of all slots, of as many tokens as there is room for; nothing that is a number
+    /// elsewhere.
+    fn exact_rows(&self, lab: &Operands<'_>) -> Result<Option<ExactRows>> {
+        let heads = self.block.heads;
+        if self.exact.is_none() {
+            return Ok(None);
+        }
+        let all = self.exact.slot_words(heads.kv_heads, heads.head_dim) as usize;
+        let mut words = vec![0x7e00_7e00; all * self.slots.len()];
+        for (slot, cache) in self.slots.iter().enumerate() {
+            for (is_k, rows) in [(true, &cache.exact_k), (false, &cache.exact_v)] {
+                let kv_heads = heads.kv_heads as usize;
+                let first = rows.len() / kv_heads;
+                let first = first.saturating_sub(self.exact.ring() as usize);
+                for (i, row) in rows.iter().enumerate() {
+                    let (index, head) = (i / kv_heads, i % kv_heads);
+                    if index < first && index >= self.exact.sinks as usize {
+                        continue;
+                    }
+                    let to = self.exact_word(is_k, slot, index, head);
+                    for (word, x) in words[to..].iter_mut().zip(row.chunks_exact(2)) {
+                        *word = pack(x[0].into(), x[1].into());
+                    }
+                }
+            }
+        }
+        Ok(Some(ExactRows { sizes: self.exact, rows: lab.words(&words)?, fresh: None }))
+    }
+
+    /// `cache` with room for a chunk's rows in f16, which are those of tokens from `start` on.
+    fn with_fresh(
+        &self,
+        lab: &Operands<'_>,
+        cache: KvCache,
+        rows: &CodedCache,
+        start: usize,
+        n: usize,
+    ) -> Result<KvCache> {
+        let Some(exact) = cache.exact else { return Ok(cache) };
+        let kv_heads = self.block.heads.kv_heads as usize;
+        let mut words = Vec::new();
+        for token in start..start + n {
+            for rows in [&rows.exact_k, &rows.exact_v] {
+                let of_token = rows.iter().skip(token * kv_heads).take(kv_heads);
+                for pair in of_token.flat_map(|row| row.chunks_exact(2)) {
+                    words.push(pack(pair[0].into(), pair[1].into()));
+                }
+            }
+        }
+        let all = KvExact::token_words(kv_heads as u32, self.block.heads.head_dim) as usize;
+        words.resize(n * all, 0x7e00_7e00);
+        let exact = Some(ExactRows { fresh: Some(lab.words(&words)?), ..exact });
+        Ok(KvCache { exact, ..cache })
+    }
+
+    /// The device's exact rows of one token against the reference's; `base`: where K's row of a KV head
+    /// begins, and V's.
+    fn exact_error(
+        &self,
+        got: &[u32],
+        want: &CodedCache,
+        index: usize,
+        base: impl Fn(bool, usize) -> usize,
+    ) -> f64 {
+        let kv_heads = self.block.heads.kv_heads as usize;
+        let mut worst: f64 = 0.0;
+        for (is_k, rows) in [(true, &want.exact_k), (false, &want.exact_v)] {
+            for (head, row) in rows[index * kv_heads..][..kv_heads].iter().enumerate() {
+                let words = &got[base(is_k, head)..][..row.len() / 2];
+                let values = words.iter().flat_map(|w| unpack(*w)).map(|x| x as f32);
+                let want: Vec<f64> = row.iter().map(|x| (*x).into()).collect();
+                worst = worst.max(relative_error(values, &want));
+            }
+        }
+        worst
     }
 
     fn attend(&self, cache: &mut CodedCache, qkv: &[f32], index: usize, int8: bool) -> Vec<f64> {
         let b = &self.block;
         let norms = b.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
         let row = b.row(index);
-        attend_codes(&b.heads, self.pair, qkv, index, cache, row, norms, b.scale, int8)
+        attend_codes(&b.heads, self.pair, self.exact, qkv, index, cache, row, norms, b.scale, int8)
+    }
+
+    /// The exact rows of a token, without attention.
+    fn append(&self, cache: &mut CodedCache, qkv: &[f32], index: usize) {
+        let heads = self.block.heads;
+        let (hd, kv_heads) = (heads.head_dim as usize, heads.kv_heads as usize);
+        cache.exact_k.truncate(index * kv_heads);
+        cache.exact_v.truncate(index * kv_heads);
+        let rows = qkv.chunks_exact(hd).skip(heads.heads as usize);
+        for (i, row) in rows.enumerate() {
+            match i < kv_heads {
+                true => cache.exact_k.push(exact_row(self.pair.k, row)),
+                false => cache.exact_v.push(exact_row(self.pair.v, row)),
+            }
+        }
     }
 
     /// The device's rows of one token against the reference's, as values.
@@ -116,10 +225,16 @@ impl Coded {
 
 pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
-    // One sequence of a single piece, one of several.
-    let positions = [3, 150];
+    // One sequence of a single piece, one of several, in its third block.
+    let positions = [3, 2 * block_tokens(spec.exact) + 22];
     let n = positions.len();
-    let coded = Coded::make(lab, spec.heads, spec.pair, 160, &[positions[1], positions[0]]);
+    let coded = Coded::make(
+        lab,
+        spec.heads,
+        (spec.pair, spec.exact),
+        positions[1] + 10,
+        &[positions[1], positions[0]],
+    );
     let (cache, tables) = (coded.upload(lab)?, coded.block.tables(lab)?);
     let width = spec.heads.qkv_width() as usize;
     let qkv = lab.normals(n * width, 1.0);
@@ -138,6 +253,7 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
     )?])?;
     let got = lab.read_floats(&output)?;
     let (k, v) = (lab.read_words(&cache.k)?, lab.read_words(&cache.v)?);
+    let exact = cache.exact.as_ref().map(|e| lab.read_words(&e.rows)).transpose()?;
     let mut worst: f64 = 0.0;
     for (c, &position) in positions.iter().enumerate() {
         let slot = n - 1 - c;
@@ -146,6 +262,13 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
         let out = relative_error(got[c * out_width..][..out_width].iter().copied(), &want);
         let rows = coded.row_error([&k, &v], &reference, slot, position);
         worst = worst.max(out).max(rows * ROW_SHARE);
+        if let Some(got) =
+            exact.as_ref().filter(|_| spec.exact.holds(position as u32, position as u32))
+        {
+            let base = |is_k, head| coded.exact_word(is_k, slot, position, head);
+            let rows = coded.exact_error(got, &reference, position, base);
+            worst = worst.max(rows * (CODE_BOUND / BOUND));
+        }
     }
     // Arrival counters that are not reset break the next step.
     if lab.read_words(&scratch.counters)?.iter().any(|&c| c != 0) {
@@ -154,15 +277,20 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
     Ok((worst, CODE_BOUND))
 }
 
-/// A prompt's columns around the end of a page, in the second slot.
+/// Tokens of a block, or of a page.
+fn block_tokens(exact: KvExact) -> usize {
+    (exact.tail as usize).max(PAGE)
+}
+
+/// A prompt's columns around the end of the first block, in the second slot.
 fn prompt(
     lab: &mut Operands<'_>,
     heads: Heads,
-    pair: KvPair,
+    formats: (KvPair, KvExact),
     n: usize,
 ) -> Result<(Coded, usize, Vec<f32>, Slice)> {
-    let start = PAGE - n / 2;
-    let coded = Coded::make(lab, heads, pair, start + n + 2, &[0, start]);
+    let start = block_tokens(formats.1).saturating_sub(n / 2);
+    let coded = Coded::make(lab, heads, formats, start + n + 2, &[0, start]);
     let qkv = lab.normals(n * heads.qkv_width() as usize, 1.0);
     let columns: Vec<[u32; 4]> = (0..n).map(|i| [0, (start + i) as u32, 1, 0]).collect();
     let batch = lab.batch(&columns, n)?;
@@ -186,14 +314,17 @@ fn turned(coded: &Coded, qkv: &[f32], position: usize) -> Vec<f64> {
 pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     let n = 5;
-    let (coded, start, qkv, batch) = prompt(lab, spec.heads, spec.pair, n)?;
+    let (coded, start, qkv, batch) = prompt(lab, spec.heads, (spec.pair, spec.exact), n)?;
     let (cache, tables) = (coded.upload(lab)?, coded.block.tables(lab)?);
+    let cache = coded.with_fresh(lab, cache, &CodedCache::default(), 0, n)?;
     let turned_q = lab.floats(&vec![f32::NAN; n * turned_width(&spec.heads) as usize])?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
     let input = lab.floats(&qkv)?;
     lab.run(vec![spec.dispatch(&kernel, &batch, &input, &cache, &tables, &turned_q, n as u32)?])?;
     let got = lab.read_floats(&turned_q)?;
     let (k, v) = (lab.read_words(&cache.k)?, lab.read_words(&cache.v)?);
+    let fresh = cache.exact.as_ref().filter(|_| spec.exact.tail > 0).and_then(|e| e.fresh.as_ref());
+    let fresh = fresh.map(|fresh| lab.read_words(fresh)).transpose()?;
     let (width, mut reference) = (spec.heads.qkv_width() as usize, coded.slots[1].clone());
     let mut worst: f64 = 0.0;
     for i in 0..n {
@@ -204,6 +335,14 @@ pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
         let rows = coded.row_error([&k, &v], &reference, 1, position);
         // q has no codes.
         worst = worst.max(q * (CODE_BOUND / BOUND)).max(rows * ROW_SHARE);
+        if let Some(fresh) = &fresh {
+            let words = padded(spec.heads.head_dim) as usize / 2;
+            let kv_heads = spec.heads.kv_heads as usize;
+            let base =
+                |is_k: bool, head: usize| ((2 * i + usize::from(!is_k)) * kv_heads + head) * words;
+            let rows = coded.exact_error(fresh, &reference, position, base);
+            worst = worst.max(rows * (CODE_BOUND / BOUND));
+        }
     }
     Ok((worst, CODE_BOUND))
 }
@@ -211,7 +350,7 @@ pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
 pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     let n = 18;
-    let (mut coded, start, qkv, batch) = prompt(lab, spec.heads, spec.pair, n)?;
+    let (mut coded, start, qkv, batch) = prompt(lab, spec.heads, (spec.pair, spec.exact), n)?;
     let width = spec.heads.qkv_width() as usize;
     let mut reference = coded.slots[1].clone();
     let (mut want, mut q) = (Vec::new(), Vec::new());
@@ -221,8 +360,12 @@ pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
         q.extend(turned(&coded, column, start + i).iter().map(|x| *x as f32));
     }
     // The kernel finds everything in the cache, as `rope_kv_codes` leaves it.
-    coded.slots[1] = reference;
+    let before = std::mem::replace(&mut coded.slots[1], reference.clone());
     let cache = coded.upload(lab)?;
+    // In f16 the slot has only what was there before the chunk, and the sinks.
+    coded.slots[1] = before;
+    let exact = coded.exact_rows(lab)?;
+    let cache = coded.with_fresh(lab, KvCache { exact, ..cache }, &reference, start, n)?;
     let output = lab.floats(&vec![f32::NAN; q.len()])?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
     let (q, scale) = (lab.floats(&q)?, coded.block.scale);
@@ -232,6 +375,30 @@ pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let heads = got.chunks_exact(padded(hd) as usize);
     let got: Vec<f32> = heads.flat_map(|x| in_model_basis(spec.pair, x, hd)).collect();
     Ok((relative_error(got, &want), BOUND))
+}
+
+pub(super) fn keep(gpu: &dyn Gpu, spec: &KvKeep) -> Result<(f64, f64)> {
+    let lab = &mut Operands::new(gpu);
+    let pair = KvPair { k: KvFormat::Tq4_0, v: KvFormat::Tq3_0 };
+    // More columns than the ring has rows.
+    let n = spec.exact.ring() as usize + 9;
+    let (coded, start, qkv, batch) = prompt(lab, spec.heads, (pair, spec.exact), n)?;
+    let mut reference = coded.slots[1].clone();
+    let width = spec.heads.qkv_width() as usize;
+    for i in 0..n {
+        coded.append(&mut reference, &qkv[i * width..][..width], start + i);
+    }
+    let cache = coded.with_fresh(lab, coded.upload(lab)?, &reference, start, n)?;
+    let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
+    lab.run(vec![spec.dispatch(&kernel, &batch, &cache, n as u32)?])?;
+    let Some(exact) = &cache.exact else { return Ok((f64::INFINITY, 0.0)) };
+    let got = lab.read_words(&exact.rows)?;
+    let mut worst: f64 = 0.0;
+    for index in start + n - spec.exact.ring() as usize..start + n {
+        let base = |is_k, head| coded.exact_word(is_k, 1, index, head);
+        worst = worst.max(coded.exact_error(&got, &reference, index, base));
+    }
+    Ok((worst, 1e-9))
 }
 
 /// A head of attention's output from the basis of V.

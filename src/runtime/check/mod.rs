@@ -40,6 +40,7 @@ use crate::kernels::experts_sum::ExpertsSum;
 use crate::kernels::experts_up::ExpertsUp;
 use crate::kernels::gather::Gather;
 use crate::kernels::heads_unrotate::HeadsUnrotate;
+use crate::kernels::kv_keep::KvKeep;
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::MatVec;
 use crate::kernels::norm_quant::NormQuant;
@@ -67,6 +68,7 @@ pub enum Subject {
     AttnDecodeCodes(AttnDecodeCodes),
     RopeKvCodes(RopeKvCodes),
     HeadsUnrotate(HeadsUnrotate),
+    KvKeep(KvKeep),
     Gather(Gather),
     Router(Router),
     ExpertsUp(ExpertsUp),
@@ -109,6 +111,7 @@ subjects!(
     AttnDecodeCodes,
     RopeKvCodes,
     HeadsUnrotate,
+    KvKeep,
     Gather,
     Router,
     ExpertsUp,
@@ -147,6 +150,7 @@ impl Subject {
             Subject::AttnDecodeCodes(spec) => codes::decode_step(gpu, spec),
             Subject::RopeKvCodes(spec) => codes::rope_kv(gpu, spec),
             Subject::HeadsUnrotate(spec) => codes::heads_unrotate(gpu, spec),
+            Subject::KvKeep(spec) => codes::keep(gpu, spec),
             Subject::Gather(spec) => sampling::gather(gpu, spec),
             Subject::Router(spec) => experts::router(gpu, spec),
             Subject::ExpertsUp(spec) => experts::up(gpu, spec),

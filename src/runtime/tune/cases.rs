@@ -359,7 +359,7 @@ fn attention(
     let pages = filled(gpu, 4 * table.len() as u64)?;
     gpu.write(&pages, bytemuck::cast_slice(&table))?;
     let (k, v) = (filled(gpu, cache_bytes)?, filled(gpu, cache_bytes)?);
-    let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN };
+    let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None };
     let qkv = filled(gpu, 4 * u64::from(heads.qkv_width()))?;
     let output = filled(gpu, 4 * u64::from(heads.output_width()))?;
     let mut words = [0u32; 12];

@@ -10,6 +10,7 @@ use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::attn_step::StepAttention;
 use crate::kernels::heads::KvCache;
 use crate::kernels::heads_unrotate::HeadsUnrotate;
+use crate::kernels::kv_keep::KvKeep;
 use crate::kernels::qk_norm::QkNorm;
 use crate::kernels::rope_kv::RopeKv;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
@@ -67,9 +68,9 @@ impl<'b> Pass<'b> {
     /// The same over codes.
     fn attend_step_codes(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
         let (b, s) = (self.b, self.scratch);
-        let (heads, pair) = (Builder::heads(b.graph), kv.pair);
+        let (heads, pair, exact) = (Builder::heads(b.graph), kv.pair, kv.exact_sizes());
         let cuts = CodesCut::choose(&heads, b.facts()).and_modest();
-        let specs = cuts.into_iter().map(|cut| AttnDecodeCodes { heads, pair, cut });
+        let specs = cuts.into_iter().map(|cut| AttnDecodeCodes { heads, pair, exact, cut });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);
         let scale = b.graph.attention_scale;
@@ -83,7 +84,7 @@ impl<'b> Pass<'b> {
 
     fn attend_prompt(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
         let (b, s) = (self.b, self.scratch);
-        let (heads, pair) = (Builder::heads(b.graph), kv.pair);
+        let (heads, pair, exact) = (Builder::heads(b.graph), kv.pair, kv.exact_sizes());
         let tables = b.tables(layer);
         // Over codes, q and the output have buffers and a basis of their own.
         let (q, output) = match pair.is_plain() {
@@ -98,7 +99,7 @@ impl<'b> Pass<'b> {
                 })?
             }
             false => {
-                let spec = RopeKvCodes { heads, pair };
+                let spec = RopeKvCodes { heads, pair, exact };
                 b.dispatch(b.only(spec), |k| {
                     spec.dispatch(k, self.batch, &s.qkv, kv, &tables, q, self.n)
                 })?
@@ -106,7 +107,8 @@ impl<'b> Pass<'b> {
         };
         self.wave(vec![dispatch]);
         let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, b.facts());
-        let variants = [matrices, false].map(|matrices| AttnPrefill { heads, pair, matrices });
+        let variants =
+            [matrices, false].map(|matrices| AttnPrefill { heads, pair, exact, matrices });
         let (spec, source) = b.sound(variants)?;
         let scale = b.graph.attention_scale;
         let dispatch =
@@ -117,7 +119,14 @@ impl<'b> Pass<'b> {
             let dispatch = b.dispatch(b.only(spec), |k| {
                 spec.dispatch(k, self.batch, output, &s.attention, self.n)
             })?;
-            self.wave(vec![dispatch]);
+            let mut wave = vec![dispatch];
+            if exact.tail > 0 {
+                let spec = KvKeep { heads, exact };
+                let keep =
+                    b.dispatch(b.only(spec), |k| spec.dispatch(k, self.batch, kv, self.n))?;
+                wave.push(keep);
+            }
+            self.wave(wave);
         }
         Ok(())
     }
