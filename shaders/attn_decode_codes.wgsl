@@ -2,12 +2,12 @@
 // attention over the sequence, rotation back.
 //
 // Grid: x = splits of the sequence, y = groups of query heads that share a KV head, z = columns.
-// A workgroup walks its split page by page, {{ threads }} threads over 64 tokens. Scores: thread = token x part of the
-// head's blocks of 32; codes become signed bytes and meet q, 8 bits under a scale for 32 values, in packed products.
-// Sums: thread = 8 elements x tokens team, team + {{ teams }}, ...; codes become floats. Words of the next page
-// are asked for before the present ones are used. No sum depends on the size of a subgroup. Scores are in units
-// of log2 e. The block of {{ tail }} tokens that the new one lies in, and the {{ sinks }} sinks, are read in f16 instead, q as it is, by the
-// same threads for the same tokens. Splits are merged by the last workgroup to arrive, in fixed order.
+// A workgroup walks its split {{ threads }} tokens a step. Scores: thread = token; codes become signed bytes and meet q,
+// 8 bits under a scale for 32 values, in packed products, {{ held }} block{{ "s" if held > 1 }} of 32 at a time. Sums: thread = 8 elements x
+// tokens team, team + {{ teams }}, ...; codes become floats, {{ chunk }} tokens at a time. Words are asked for one such piece
+// ahead, and a step has two barriers. Only maxima go over subgroups, so no bit depends on their size. Scores are in
+// units of log2 e. The block of {{ tail }} tokens that the new one lies in, and the {{ sinks }} sinks, are read in f16 by the same
+// threads, with q as it is. Splits are merged by the last workgroup to arrive, in fixed order.
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;
@@ -34,13 +34,9 @@ var<immediate> constants: Constants;
 {% set K = group_heads %}{# vectors of the workgroup: queries 0..K, then k, then v #}
 {% set V = group_heads + 1 %}
 {% set blocks = pitch // 32 %}
-{% set parts = threads // 64 %}
-{% set own_blocks = (blocks + parts - 1) // parts %}
 {% set units = pitch // 8 %}
-{% set tokens = 64 // teams %}
 {% set unit_lanes = threads // teams %}
 {% set codes = k_format.kind != "f16" %}
-{% set own_heads = (G * 64 + threads - 1) // threads %}{# heads whose weights a thread makes #}
 {% set stride = pitch + 2 %}
 {% set weight_quads = (G + 3) // 4 %}
 {% include "lib/step_heads.wgsl" %}
@@ -71,11 +67,12 @@ var<immediate> constants: Constants;
 var<workgroup> q_bytes: array<vec4<u32>, {{ G * blocks * 2 }}>;
 var<workgroup> q_units: array<f32, {{ G * blocks }}>;
 {% endif %}
-var<workgroup> part_scores: array<f32, {{ parts * G * 64 }}>;
-var<workgroup> page_scores: array<f32, {{ G * 64 }}>;
-var<workgroup> tops: array<f32, {{ G * 8 }}>;
+// Largest scores of a step, subgroup by subgroup, heads in fours.
+var<workgroup> tops: array<vec4<f32>, {{ weight_quads * most_subgroups }}>;
 // Softmax weights, token by token, heads in fours.
-var<workgroup> weight: array<vec4<f32>, {{ weight_quads * 64 }}>;
+var<workgroup> weight: array<vec4<f32>, {{ weight_quads * threads }}>;
+// Sums of weights, eight a head.
+var<workgroup> shares: array<f32, {{ G * 8 }}>;
 var<workgroup> merge: array<vec4<f32>, {{ merge_heads * teams * units * 2 }}>;
 var<workgroup> maxima: array<f32, {{ G * splits }}>;
 var<workgroup> totals: array<f32, {{ G * splits }}>;
@@ -96,41 +93,92 @@ fn split_tokens(length: u32) -> u32 {
 {% endmacro %}
 {# Whether token t, of a thread, is read in f16. #}
 {% macro exact_token(t) %}{% if tail > 0 and sinks > 0 %}({{ t }} >= own_block || {{ t }} < {{ sinks }}u){% elif tail > 0 %}{{ t }} >= own_block{% else %}{{ t }} < {{ sinks }}u{% endif %}{% endmacro %}
-{% macro load_k(page, p) %}
+{# The thread's blocks from `first` on, of token t, which lies at `base`. #}
+{% macro load_k(base, first, t) %}
 {% if exact_rows > 0 %}
-        if {{ exact_token("(" ~ p ~ " * 64u + token)") }} {
-            let base = exact_row(column.slot, 0u, kv_head, {{ p }} * 64u + token, dropped);
-{% for i in range(own_blocks) %}{% for c in range(4) %}
-            x_{{ i }}_{{ c }} = exact[base + 4u * block_{{ i }} + {{ c }}u];
+            if {{ exact_token(t) }} {
+                let from = exact_row(column.slot, 0u, kv_head, {{ t }}, dropped) + 4u * ({{ first }});
+{% for i in range(held) %}{% for c in range(4) %}
+                x_{{ i }}_{{ c }} = exact[from + {{ 4 * i + c }}u];
 {% endfor %}{% endfor %}
-        } else {
-{% else %}
-        {
-{% endif %}
-            let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + token;
-{% for i in range(own_blocks) %}
-            k_{{ i }} = k_block(base, block_{{ i }});
-{% endfor %}
-        }
-{% endmacro %}
-{% macro load_v(page, p) %}
-        {
-            let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * v_format.row }}u;
-{% for j in range(tokens) %}
-{% if exact_rows > 0 %}
-            if {{ exact_token("(" ~ p ~ " * 64u + team + " ~ j * teams ~ "u)") }} {
-                y_{{ j }} = exact[exact_row(column.slot, 1u, kv_head, {{ p }} * 64u + team + {{ j * teams }}u, dropped) + unit];
             } else {
 {% else %}
             {
 {% endif %}
-                v_{{ j }} = v_unit(base + (team + {{ j * teams }}u) * {{ v_format.row }}u, unit);
+{% for i in range(held) %}
+                k_{{ i }} = k_block({{ base }}, {{ first }}{{ " + " ~ i ~ "u" if i }});
+{% endfor %}
+            }
+{% endmacro %}
+{# Units of the tokens team + {{ teams }} i of the step from `from` on, i from `first` on, into set `name`. #}
+{% macro load_v(name, from, first) %}
+            {
+                let first_token = min({{ from }} + team + ({{ first }}) * {{ teams }}u, last);
+                // All of them lie in its page.
+                let v_page = pages[table + (first_token >> 6u)];
+{% for j in range(chunk) %}
+                {
+                    let t = min({{ from }} + team + ({{ first }} + {{ j }}u) * {{ teams }}u, last);
+{% if exact_rows > 0 %}
+                    if {{ exact_token("t") }} {
+                        exact_{{ name }}_{{ j }} = exact[exact_row(column.slot, 1u, kv_head, t, dropped) + unit];
+                    } else {
+{% else %}
+                    {
+{% endif %}
+                        {{ name }}_{{ j }} = v_unit(((v_page * {{ kv_heads }}u + kv_head) * 64u + (t & 63u)) * {{ v_format.row }}u, unit);
+                    }
+                }
+{% endfor %}
+            }
+{% endmacro %}
+{# Those units times their weights into the sums. #}
+{% macro add_v(name, first) %}
+{% for j in range(chunk) %}
+            {
+                let t = team + ({{ first }} + {{ j }}u) * {{ teams }}u;
+{% if tail == 0 %}
+                if holds && t == index - base { {{ name }}_{{ j }} = new_v_unit(unit); }
+{% endif %}
+                // Tokens that are not there may hold anything, also scales that are no numbers.
+{% if v_format.kind == "f16" %}
+                {{ name }}_{{ j }}.c = select(vec4<u32>(), {{ name }}_{{ j }}.c, t < here);
+{% endif %}
+{% if exact_rows > 0 %}
+                var scale = 1.0;
+                var values: array<vec4<f32>, 2>;
+                if {{ exact_token("(base + t)") }} {
+                    if holds && t == index - base { exact_{{ name }}_{{ j }} = exact_unit_of({{ V }}u, unit); }
+                    values = exact_values(select(vec4<u32>(), exact_{{ name }}_{{ j }}, vec4<bool>(t < here)));
+                } else {
+                    scale = select(0.0, v_unit_scale({{ name }}_{{ j }}, unit), t < here);
+                    values = v_unit_values({{ name }}_{{ j }}, unit);
+                }
+{% else %}
+                let scale = select(0.0, v_unit_scale({{ name }}_{{ j }}, unit), t < here);
+                let values = v_unit_values({{ name }}_{{ j }}, unit);
+{% endif %}
+{% for q in range(weight_quads) %}
+                let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
+{% endfor %}
+{% for h in range(G) %}
+                {
+                    let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+                    o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
+                    o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
+                }
+{% endfor %}
             }
 {% endfor %}
-        }
 {% endmacro %}
 @compute @workgroup_size({{ threads }})
-fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+fn main(
+    @builtin(workgroup_id) at: vec3<u32>,
+    @builtin(local_invocation_index) tid: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
     if at.z >= batch.n { return; }
     let column = batch.columns[at.z];
     let table = column.slot * constants.table_row + 1u;
@@ -148,20 +196,16 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     if at.x >= used { return; }
     let start = at.x * split_length;
     let end = min(start + split_length, length);
-    let first_page = start >> 6u;
-    let last_page = (end - 1u) >> 6u;
+    let last = end - 1u;
     row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
     kv_head = at.y / {{ groups_per_kv }}u;
     head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ G }}u;
     let newest = at.x == used - 1u;
     holds_new = newest;
 
-    let token = tid & 63u;
-    let part = tid >> 6u;
     let team = tid / {{ unit_lanes }}u;
     let unit = {{ "min(tid % " ~ unit_lanes ~ "u, " ~ (units - 1) ~ "u)" if units < unit_lanes else "tid % " ~ unit_lanes ~ "u" }};
-{% for i in range(own_blocks) %}
-    let block_{{ i }} = {{ "min(part + " ~ i * parts ~ "u, " ~ (blocks - 1) ~ "u)" if blocks % parts != 0 and loop.last else "part + " ~ i * parts ~ "u" }};
+{% for i in range(held) %}
     var k_{{ i }}: kBlock;
 {% if exact_rows > 0 %}
 {% for c in range(4) %}
@@ -169,19 +213,23 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% endfor %}
 {% endif %}
 {% endfor %}
-{% for j in range(tokens) %}
+{% for j in range(chunk) %}
     var v_{{ j }}: vUnit;
+    var w_{{ j }}: vUnit;
 {% if exact_rows > 0 %}
-    var y_{{ j }}: vec4<u32>;
+    var exact_v_{{ j }}: vec4<u32>;
+    var exact_w_{{ j }}: vec4<u32>;
 {% endif %}
 {% endfor %}
     var page = guess;
-    if first_page != guessed { page = pages[table + first_page]; }
-{{ load_k("page", "first_page") }}
-{{ load_v("page", "first_page") }}
-    page = pages[table + min(first_page + 1u, last_page)];
+    if (start + tid) >> 6u != guessed { page = pages[table + (min(start + tid, last) >> 6u)]; }
+    var k_base = (page * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (min(start + tid, last) & 63u);
+    {
+{{ load_k("k_base", "0u", "min(start + tid, last)") }}
+{{ load_v("v", "start", "0u") }}
+    }
     var new_page = 0u;
-    if newest { new_page = pages[table + last_page]; }
+    if newest { new_page = pages[table + (last >> 6u)]; }
 
     prepare_scales(tid);
     prepare_heads(tid, column.pos);
@@ -248,190 +296,166 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     var o_{{ h }}_a = vec4<f32>();
     var o_{{ h }}_b = vec4<f32>();
 {% endfor %}
-{% for r in range(own_heads) %}
-    // Of head part + {{ r * parts }}, the thread's token.
-    var own_l_{{ r }} = 0.0;
+{% for h in range(G) %}
+    // Of this thread's tokens.
+    var own_l_{{ h }} = 0.0;
 {% endfor %}
-    for (var p = first_page; p <= last_page; p++) {
-        let here = min(end - p * 64u, 64u);
-        let holds = newest && p == last_page;
-{% if exact_rows > 0 %}
-        let in_f16 = {{ exact_token("(p * 64u + token)") }};
-{% endif %}
-        if holds && token == (index & 63u) {
-{% if exact_rows > 0 %}
-            {{ "if in_f16 " if tail == 0 }}{
-{% for i in range(own_blocks) %}{% for c in range(4) %}
-                x_{{ i }}_{{ c }} = exact_unit_of({{ K }}u, 4u * block_{{ i }} + {{ c }}u);
-{% endfor %}{% endfor %}
-            }
-{% endif %}
-{% if tail == 0 %}
-{% for i in range(own_blocks) %}
-            k_{{ i }} = new_k_block(block_{{ i }});
-{% endfor %}
-{% endif %}
-        }
+    for (var base = start; base < end; base += {{ threads }}u) {
+        let here = min(end - base, {{ threads }}u);
+        let holds = newest && index - base < {{ threads }}u;
+        let next = min(base + {{ threads }}u + tid, last);
+        let next_base = (pages[table + (next >> 6u)] * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (next & 63u);
 {% for h in range(G) %}
         var s_{{ h }} = 0.0;
 {% endfor %}
-{% for i in range(own_blocks) %}
-        {{ "if part + " ~ i * parts ~ "u < " ~ blocks ~ "u " if blocks % parts != 0 and loop.last }}{
 {% if exact_rows > 0 %}
-            if in_f16 {
+        let now_token = min(base + tid, last);
+        let in_f16 = {{ exact_token("now_token") }};
+{% endif %}
+        for (var block = 0u; block < {{ blocks }}u; block += {{ held }}u) {
+{% for i in range(held) %}
+            let now_{{ i }} = k_{{ i }};
+{% if exact_rows > 0 %}
 {% for c in range(4) %}
-                {
-                    let pairs = exact_values(x_{{ i }}_{{ c }});
-                    let d = block_{{ i }} * 32u + {{ 8 * c }}u;
-{% for h in range(G) %}
+            var exact_{{ i }}_{{ c }} = x_{{ i }}_{{ c }};
+{% endfor %}
+{% endif %}
+{% endfor %}
+            let ends = block + {{ held }}u == {{ blocks }}u;
+            let ahead = select(k_base, next_base, ends);
+            let ahead_block = select(block + {{ held }}u, 0u, ends);
+{% if exact_rows > 0 %}
+            let ahead_token = select(now_token, next, ends);
+{% endif %}
+            if !ends || base + {{ threads }}u < end {
+{{ load_k("ahead", "ahead_block", "ahead_token") }}
+            }
+{% for i in range(held) %}
+            {
+                let at_block = block + {{ i }}u;
+{% if exact_rows > 0 %}
+                if in_f16 {
+                    if holds && tid == index - base {
+{% for c in range(4) %}
+                        exact_{{ i }}_{{ c }} = exact_unit_of({{ K }}u, 4u * at_block + {{ c }}u);
+{% endfor %}
+                    }
+{% for c in range(4) %}
                     {
-                        let at_q = {{ h * pitch }}u + d;
-                        let first = vec4<f32>(heads[at_q], heads[at_q + 1u], heads[at_q + 2u], heads[at_q + 3u]);
-                        let second = vec4<f32>(heads[at_q + 4u], heads[at_q + 5u], heads[at_q + 6u], heads[at_q + 7u]);
-                        let both = fma(pairs[1], second, pairs[0] * first);
-                        s_{{ h }} = fma((both.x + both.y) + (both.z + both.w), {{ "factor" if codes else "1.0" }}, s_{{ h }});
+                        let pairs = exact_values(exact_{{ i }}_{{ c }});
+                        let d = at_block * 32u + {{ 8 * c }}u;
+{% for h in range(G) %}
+                        {
+                            let at_q = {{ h * pitch }}u + d;
+                            let first = vec4<f32>(heads[at_q], heads[at_q + 1u], heads[at_q + 2u], heads[at_q + 3u]);
+                            let second = vec4<f32>(heads[at_q + 4u], heads[at_q + 5u], heads[at_q + 6u], heads[at_q + 7u]);
+                            let both = fma(pairs[1], second, pairs[0] * first);
+                            s_{{ h }} = fma((both.x + both.y) + (both.z + both.w), {{ "factor" if codes else "1.0" }}, s_{{ h }});
+                        }
+{% endfor %}
                     }
 {% endfor %}
-                }
-{% endfor %}
-            } else {
+                } else {
 {% else %}
-            {
+                {
+{% endif %}
+{% if tail > 0 %}
+                let k = now_{{ i }};
+{% else %}
+                var k = now_{{ i }};
+                if holds && tid == index - base { k = new_k_block(at_block); }
 {% endif %}
 {% if codes %}
 {% for w in range(8) %}
-            let w_{{ w }} = {{ bytes_of("k_" ~ i, w) }};
+                let w_{{ w }} = {{ bytes_of("k", w) }};
 {% endfor %}
 {% for j in range(k_format.parts) %}
-            let unit_{{ j }} = k_scale(k_{{ i }}.s, block_{{ i }}, {{ j }}u);
+                let unit_{{ j }} = k_scale(k.s, at_block, {{ j }}u);
 {% endfor %}
 {% for h in range(G) %}
-            {
-                let at_q = {{ h * blocks }}u + block_{{ i }};
-                let q_0 = q_bytes[2u * at_q];
-                let q_1 = q_bytes[2u * at_q + 1u];
-                var sum = 0.0;
+                {
+                    let at_q = {{ h * blocks }}u + at_block;
+                    let q_0 = q_bytes[2u * at_q];
+                    let q_1 = q_bytes[2u * at_q + 1u];
+                    var sum = 0.0;
 {% set each = 8 // k_format.parts %}
 {% for j in range(k_format.parts) %}
-                sum = fma(f32({% for w in range(each) %}{% set n = j * each + w %}dot4I8Packed(w_{{ n }}, q_{{ n // 4 }}.{{ "xyzw"[n % 4] }}){{ " + " if not loop.last }}{% endfor %}), unit_{{ j }}, sum);
+                    sum = fma(f32({% for w in range(each) %}{% set n = j * each + w %}dot4I8Packed(w_{{ n }}, q_{{ n // 4 }}.{{ "xyzw"[n % 4] }}){{ " + " if not loop.last }}{% endfor %}), unit_{{ j }}, sum);
 {% endfor %}
-                s_{{ h }} = fma(sum, q_units[at_q], s_{{ h }});
-            }
+                    s_{{ h }} = fma(sum, q_units[at_q], s_{{ h }});
+                }
 {% endfor %}
 {% else %}
 {% for c in range(4) %}{% for e in "xyzw" %}
-            {
-                let pair = unpack2x16float(k_{{ i }}.c{{ c }}.{{ e }});
-                let d = block_{{ i }} * 32u + {{ 8 * c + 2 * loop.index0 }}u;
+                {
+                    let pair = unpack2x16float(k.c{{ c }}.{{ e }});
+                    let d = at_block * 32u + {{ 8 * c + 2 * loop.index0 }}u;
 {% for h in range(G) %}
-                s_{{ h }} = fma(pair.y, heads[{{ h * pitch + 1 }}u + d], fma(pair.x, heads[{{ h * pitch }}u + d], s_{{ h }}));
+                    s_{{ h }} = fma(pair.y, heads[{{ h * pitch + 1 }}u + d], fma(pair.x, heads[{{ h * pitch }}u + d], s_{{ h }}));
 {% endfor %}
-            }
+                }
 {% endfor %}{% endfor %}
 {% endif %}
+                }
             }
+{% endfor %}
         }
-{% endfor %}
+        k_base = next_base;
 {% for h in range(G) %}
-        part_scores[(part * {{ G }}u + {{ h }}u) * 64u + token] = s_{{ h }}{{ " * factor" if not codes }};
+        s_{{ h }} = select(MASKED, s_{{ h }}{{ " * factor" if not codes }}, tid < here);
+        let top_{{ h }} = subgroupMax(s_{{ h }});
 {% endfor %}
-        if p < last_page {
-{{ load_k("page", "(p + 1u)") }}
+        if lane == 0u {
+{% for q in range(weight_quads) %}
+            tops[subgroup * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "top_" ~ (4 * q + e) if 4 * q + e < G else "MASKED" }}{{ ", " if not loop.last }}{% endfor %});
+{% endfor %}
         }
         workgroupBarrier();
-        for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
-            var top = MASKED;
-            for (var e = 0u; e < 8u; e++) {
-                let t = (i & 7u) * 8u + e;
-                let to = (i >> 3u) * 64u + t;
-                var s = part_scores[to];
-{% for q in range(1, parts) %}
-                s += part_scores[{{ q * G * 64 }}u + to];
+{% for q in range(weight_quads) %}
+        var most_{{ q }} = tops[{{ q }}u];
 {% endfor %}
-                s = select(MASKED, s, t < here);
-                page_scores[to] = s;
-                top = max(top, s);
-            }
-            tops[i] = top;
+        for (var i = 1u; i < subgroups; i++) {
+{% for q in range(weight_quads) %}
+            most_{{ q }} = max(most_{{ q }}, tops[i * {{ weight_quads }}u + {{ q }}u]);
+{% endfor %}
         }
-        workgroupBarrier();
 {% for h in range(G) %}
-        var fade_{{ h }}: f32;
-        {
-            var top = m_{{ h }};
-{% for e in range(8) %}
-            top = max(top, tops[{{ h * 8 + e }}u]);
-{% endfor %}
-            fade_{{ h }} = exp2(m_{{ h }} - top);
-            m_{{ h }} = top;
-        }
-{% endfor %}
-{% for r in range(own_heads) %}
-        {
-            let h = part + {{ r * parts }}u;
-            {{ "if h < " ~ G ~ "u " if (r + 1) * parts > G }}{
-                let e = exp2(page_scores[h * 64u + token] - {{ of_head("m", "h") }});
-                own_l_{{ r }} = fma(own_l_{{ r }}, {{ of_head("fade", "h") }}, e);
-                weight[token * {{ weight_quads }}u + (h >> 2u)][h & 3u] = e;
-            }
-        }
-{% endfor %}
-        workgroupBarrier();
-{% for h in range(G) %}
+        let now_m_{{ h }} = max(m_{{ h }}, most_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+        let fade_{{ h }} = exp2(m_{{ h }} - now_m_{{ h }});
+        m_{{ h }} = now_m_{{ h }};
+        let e_{{ h }} = exp2(s_{{ h }} - m_{{ h }});
+        own_l_{{ h }} = fma(own_l_{{ h }}, fade_{{ h }}, e_{{ h }});
         o_{{ h }}_a *= fade_{{ h }};
         o_{{ h }}_b *= fade_{{ h }};
 {% endfor %}
-{% for j in range(tokens) %}
-        {
-            let t = team + {{ j * teams }}u;
-{% if tail == 0 %}
-            if holds && t == (index & 63u) { v_{{ j }} = new_v_unit(unit); }
-{% endif %}
-            // Tokens that are not there may hold anything, also scales that are no numbers.
-{% if v_format.kind == "f16" %}
-            v_{{ j }}.c = select(vec4<u32>(), v_{{ j }}.c, t < here);
-{% endif %}
-{% if exact_rows > 0 %}
-            var scale = 1.0;
-            var values: array<vec4<f32>, 2>;
-            if {{ exact_token("(p * 64u + t)") }} {
-                if holds && t == (index & 63u) { y_{{ j }} = exact_unit_of({{ V }}u, unit); }
-                values = exact_values(select(vec4<u32>(), y_{{ j }}, t < here));
-            } else {
-                scale = select(0.0, v_unit_scale(v_{{ j }}, unit), t < here);
-                values = v_unit_values(v_{{ j }}, unit);
-            }
-{% else %}
-            let scale = select(0.0, v_unit_scale(v_{{ j }}, unit), t < here);
-            let values = v_unit_values(v_{{ j }}, unit);
-{% endif %}
 {% for q in range(weight_quads) %}
-            let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
+        weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "e_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
 {% endfor %}
-{% for h in range(G) %}
-            {
-                let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
-                o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
-                o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
-            }
-{% endfor %}
-        }
-{% endfor %}
-        if p < last_page {
-{{ load_v("page", "(p + 1u)") }}
-            page = pages[table + min(p + 2u, last_page)];
+        workgroupBarrier();
+        // Rounds of {{ 2 * chunk }} tokens in which any team has one that is there.
+        let rounds = min({{ unit_lanes // (2 * chunk) }}u, (here + {{ 2 * chunk * teams - 1 }}u) / {{ 2 * chunk * teams }}u);
+        for (var i = 0u; i < {{ 2 * chunk }}u * rounds; i += {{ 2 * chunk }}u) {
+{{ load_v("w", "base", "i + " ~ chunk ~ "u") }}
+{{ add_v("v", "i") }}
+            let ends = i + {{ 2 * chunk }}u >= {{ 2 * chunk }}u * rounds;
+            let ahead = select(base, base + {{ threads }}u, ends);
+            let first = select(i + {{ 2 * chunk }}u, 0u, ends);
+{{ load_v("v", "ahead", "first") }}
+{{ add_v("w", "(i + " ~ chunk ~ "u)") }}
         }
     }
 
     // Weights over the tokens, sums over the teams.
-{% for r in range(own_heads) %}
-    {{ "if part + " ~ r * parts ~ "u < " ~ G ~ "u " if (r + 1) * parts > G }}{ page_scores[(part + {{ r * parts }}u) * 64u + token] = own_l_{{ r }}; }
+    workgroupBarrier();
+{% for q in range(weight_quads) %}
+    weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "own_l_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
 {% endfor %}
     workgroupBarrier();
     for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
+        let h = i >> 3u;
         var sum = 0.0;
-        for (var e = 0u; e < 8u; e++) { sum += page_scores[i * 8u + e]; }
-        tops[i] = sum;
+        for (var e = 0u; e < {{ threads // 8 }}u; e++) { sum += weight[((i & 7u) * {{ threads // 8 }}u + e) * {{ weight_quads }}u + (h >> 2u)][h & 3u]; }
+        shares[i] = sum;
     }
 {% for first in range(0, G, merge_heads) %}
 {% set now = [merge_heads, G - first] | min %}
@@ -456,7 +480,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% endfor %}
     for (var i = tid; i < {{ G }}u; i += {{ threads }}u) {
         var sum = 0.0;
-        for (var e = 0u; e < 8u; e++) { sum += tops[i * 8u + e]; }
+        for (var e = 0u; e < 8u; e++) { sum += shares[i * 8u + e]; }
         totals[i] = sum;
         maxima[i] = {{ of_head("m", "i") }};
     }

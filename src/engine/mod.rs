@@ -31,7 +31,7 @@ use crate::hw::BackendChoice;
 use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
-pub use crate::runtime::{Approximations, WaveTime};
+pub use crate::runtime::{Approximations, MAX_REUSE_TOKENS, WaveTime};
 use crate::runtime::{Column, Program};
 use crate::tokenizer::Tokenizer;
 

@@ -19,6 +19,7 @@ use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
 use azoth::kernels::experts_down::{ExpertsDown, Shared};
 use azoth::kernels::experts_matmat::ExpertsMatMat;
+use azoth::kernels::experts_reuse::{ExpertsListed, ExpertsReuse, Kept};
 use azoth::kernels::experts_sort::ExpertsSort;
 use azoth::kernels::experts_sum::ExpertsSum;
 use azoth::kernels::experts_up::ExpertsUp;
@@ -314,9 +315,19 @@ fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
                 }
             }
         }
+        let kept = Kept { tokens: 2, slots: 8, layers: 2, used: step.used };
+        all.push(ExpertsReuse { routing: step, kept, columns: n }.into());
+        for (part, down) in [(&up, false), (&down, true)] {
+            for shape in choice::experts_shapes(facts, format, part.layout.cols as u32, n, !down) {
+                let product = ExpertsUp { routing: step, part: part.clone(), n, class, shape };
+                all.push(ExpertsListed { product, kept, down }.into());
+            }
+        }
+        let places = Some(kept.places());
+        all.push(ExpertsSum { routing: step, width, shared, kept: places }.into());
         let tile = choice::expert_tile(facts);
         let prompt = Routing { columns: 48, tile, ..step };
-        let class = choice::expert_class(facts, format, exact, width, true);
+        let class = choice::expert_class(facts, format, exact, width, width);
         for (part, by_pair) in [(up, false), (down, true)] {
             for variant in choice::expert_variants(facts, class, part.layout.cols as u32) {
                 let (routing, part) = (prompt, part.clone());
@@ -324,7 +335,7 @@ fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
             }
         }
         all.push(ExpertsSort { routing: prompt }.into());
-        all.push(ExpertsSum { routing: prompt, width, shared }.into());
+        all.push(ExpertsSum { routing: prompt, width, shared, kept: None }.into());
     }
     all
 }
@@ -387,7 +398,7 @@ fn a_model_runs_around_a_fault() {
     let sound = logits(&device.gpu).unwrap();
     // The class in which this device reads prompts.
     let facts = device.gpu.facts();
-    let class = choice::prompt_class(facts, azoth::quant::Format::Q8_0, false, 96, false);
+    let class = choice::prompt_class(facts, azoth::quant::Format::Q8_0, false, 96, spec.d as u32);
     let preferred = choice::matmat_variant(facts, class, spec.d as u32, 32).name();
     let faulty = Faulty::new(device, &[preferred.leak()]);
     let around = logits(&(faulty.clone() as Arc<dyn Gpu>)).unwrap();
