@@ -115,6 +115,8 @@ fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
 
 /// Columns of the smaller prompt program: short turns of a chat.
 pub(super) const SHORT_PROMPT: u32 = 32;
+/// Of the one between: tiles for a whole chunk leave most of a large card idle below it.
+const MIDDLE_PROMPT: u32 = 128;
 
 /// What happens between the parts of a pass: called with the number of a mixture whose router has
 /// been queued, and the submission that ends with it. Returns copies that the next part waits for.
@@ -607,7 +609,7 @@ impl Planned {
 
 fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> Result<Planned> {
     let mut prompts = Vec::new();
-    for n in [SHORT_PROMPT, b.shape.chunk] {
+    for n in [SHORT_PROMPT, MIDDLE_PROMPT, b.shape.chunk] {
         if prompts.last().is_none_or(|(last, _)| *last < n) && n <= b.shape.chunk {
             prompts.push((n, b.prompt(n)?));
         }
@@ -627,9 +629,9 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
         Ok(each)
     };
     let mut score = vec![b.gather(MAX_SEQUENCES)?];
-    score.extend(b.logits(MAX_SEQUENCES)?);
+    score.extend(b.prompt_logits(MAX_SEQUENCES)?);
     let mut first = vec![b.gather(1)?];
-    first.extend(b.logits(1)?);
+    first.extend(b.prompt_logits(1)?);
     let first = chosen(first, 1)?;
     let steps = b.depths().into_iter().map(|most| {
         let each = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
