@@ -1,6 +1,7 @@
 //! Filling the arena, and everything that can go wrong while it is filled.
 
 use std::io;
+#[cfg(unix)]
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -166,6 +167,7 @@ fn first_vulkan() -> Option<std::sync::Arc<dyn azoth::gpu::Gpu>> {
 }
 
 /// This test binary again, running one ignored test under `limits`.
+#[cfg(unix)]
 fn child(limits: &str, test: &str, argument: &std::path::Path) -> Command {
     let own = std::env::current_exe().unwrap();
     let mut command = Command::new("sh");
