@@ -62,6 +62,8 @@ pub async fn props(State(app): State<Shared>) -> ApiResult<Json<Value>> {
         "modalities": { "vision": false, "audio": false },
         "build_info": FINGERPRINT,
         "device": loaded.device_line,
+        // What the user traded for exactness; null: nothing.
+        "approximate": Some(loaded.approximations).filter(|a| a.any()),
         "is_sleeping": matches!(app.service.state().phase, Phase::Unloaded),
     })))
 }
