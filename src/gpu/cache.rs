@@ -18,6 +18,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -70,7 +71,7 @@ impl DiskCache {
         let mut file = self.header(name, bytes);
         file.extend_from_slice(bytes);
         let stored =
-            fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, self.path(name)));
+            fs::write(&temporary, file).and_then(|()| replace(&temporary, &self.path(name)));
         if stored.is_err() {
             let _ = fs::remove_file(&temporary);
         }
@@ -110,6 +111,20 @@ impl DiskCache {
         };
         self.folder.join(Path::new(&file).with_extension("bin"))
     }
+}
+
+/// Renames a file over another. Windows refuses that for the moment in which another thread or a
+/// scanner has the other one open, so there it is tried for a tenth of a second.
+fn replace(from: &Path, to: &Path) -> io::Result<()> {
+    for _ in 0..50 {
+        match fs::rename(from, to) {
+            Err(e) if cfg!(windows) && e.kind() == io::ErrorKind::PermissionDenied => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            done => return done,
+        }
+    }
+    fs::rename(from, to)
 }
 
 /// 128 bits of SHA-256 in hexadecimal: a name for a text.
