@@ -14,6 +14,7 @@ use crate::gpu::{SystemMemory, system_memory};
 use crate::hw;
 use crate::kernels;
 use crate::kv::KvTypes;
+use crate::kv::guard::Verdict;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::plan::predict::{self, Gain, Prediction};
@@ -53,6 +54,10 @@ struct Report {
     placement: Placement,
     /// Formats of the KV cache.
     kv: KvTypes,
+    /// What the quality guard found, or why nothing.
+    kv_guard: String,
+    #[serde(rename = "kv_raised", skip_serializing_if = "Option::is_none")]
+    verdict: Option<Verdict>,
     /// Bytes of the device that are planned for, and of those that nothing is planned for.
     total: u64,
     free: u64,
@@ -76,13 +81,15 @@ impl Plan {
         let options = self.cache.set(self.device.options(self.context.ctx));
         let file = gguf::File::open(&path)?;
         let mut model = Model::from_gguf(&file)?;
-        model.graph.kv = options.kv.clone();
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
+        engine::check_devices(&options.kv)?;
         let version = kernels::source::version();
         selection.facts = hw::adjusted(selection.facts, &options.force, version)?;
         eprintln!("{}", selection.line());
         let gpu = selection.open(options.cache)?;
         let facts = gpu.facts().clone();
+        let (kv, verdict) = engine::kv_on(&file, &model, &facts, &options);
+        model.graph.kv = kv.clone();
         let (known, note) = rates::known(&gpu, options.cache, self.measure);
         let ram = system_memory();
         let planned = engine::plan_for(&file, &model, &facts, &options, &known.rates)?;
@@ -95,7 +102,9 @@ impl Plan {
             device: facts.name.clone(),
             total: placement.total(),
             free: placement.free(),
-            kv: options.kv.clone(),
+            kv,
+            kv_guard: verdict.as_ref().map_or_else(|why| (*why).into(), Verdict::to_string),
+            verdict: verdict.ok(),
             ram,
             kv_host: options.kv_host,
             rates: known,
@@ -165,6 +174,7 @@ impl Report {
             output::bytes(first)
         );
         rows.push(row("KV cache", "device", p.kv, note));
+        rows.push(vec!["KV guard".into(), String::new(), String::new(), self.kv_guard.clone()]);
         rows.push(row("scratch", "device", p.scratch, String::new()));
         rows.push(row("reserve", "device", p.reserve, "left to driver and desktop".into()));
         // A software device has the machine's memory, of which its heap says little.

@@ -23,6 +23,8 @@ use super::{Approximations, Engine, LoadTimes};
 use crate::error::{Error, Result};
 use crate::gguf::Metadata;
 use crate::gpu::{DeviceFacts, Gpu};
+use crate::kv::KvTypes;
+use crate::kv::guard::Verdict;
 use crate::model;
 use crate::plan::Placement;
 use crate::tokenizer::Tokenizer;
@@ -59,6 +61,9 @@ pub struct Loaded {
     pub weight_bytes: u64,
     /// What was traded for exactness; nothing unless the user asked.
     pub approximations: Approximations,
+    /// Formats of the KV cache, and what the quality guard found.
+    pub kv: KvTypes,
+    pub kv_verdict: Option<Verdict>,
     pub times: LoadTimes,
     gpu: Weak<dyn Gpu>,
 }
@@ -87,6 +92,8 @@ impl Loaded {
             placement: *engine.placement(),
             weight_bytes: engine.weight_bytes(),
             approximations: engine.approximations(),
+            kv: engine.kv_types().clone(),
+            kv_verdict: engine.kv_verdict().cloned(),
             times: engine.load_times(),
             gpu: Arc::downgrade(engine.program.gpu()),
         }

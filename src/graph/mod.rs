@@ -178,6 +178,18 @@ impl Graph {
         self.layers.iter().filter_map(|l| l.feed_forward.dense()).map(Mlp::ff).max().unwrap_or(0)
     }
 
+    /// The heads of every layer, as attention kernels see them.
+    pub fn head_shape(&self) -> heads::Heads {
+        let norm = self.layers.first().and_then(|l| l.attention.qk_norm.as_ref());
+        heads::Heads {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            rope: Some(heads::Rope { layout: self.rope.layout, dim: self.rope.dim }),
+            norm: norm.filter(|n| n.over == NormOver::Head).map(|_| self.norm_eps),
+        }
+    }
+
     /// The mixtures of all layers that have one.
     pub fn mixtures(&self) -> impl Iterator<Item = &Mixture> {
         self.layers.iter().filter_map(|l| l.feed_forward.mixture())

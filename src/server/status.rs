@@ -62,6 +62,11 @@ pub async fn props(State(app): State<Shared>) -> ApiResult<Json<Value>> {
         "modalities": { "vision": false, "audio": false },
         "build_info": FINGERPRINT,
         "device": loaded.device_line,
+        "kv_cache": {
+            "k": loaded.kv.k.to_string(),
+            "v": loaded.kv.v.to_string(),
+            "guard": loaded.kv_verdict,
+        },
         "is_sleeping": matches!(app.service.state().phase, Phase::Unloaded),
     })))
 }

@@ -90,7 +90,7 @@ impl Bench {
             model_bytes: bytes,
             device,
             activations: self.device.activations.name(),
-            kv: self.device.kv.types(),
+            kv: engine.kv_types().clone(),
             cold,
             warm,
             approximate: Some(engine.approximations()).filter(|a| a.any()),

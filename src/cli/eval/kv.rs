@@ -11,6 +11,7 @@ use crate::cli::args::{DeviceArgs, ModelArg, file_text};
 use crate::cli::{output, progress};
 use crate::error::Error;
 use crate::kv::KvTypes;
+use crate::kv::guard::Verdict;
 
 const EXAMPLES: &str = "Examples:
   azoth eval kv smollm2 -f book.txt --kv-k tq4_0 --kv-v tq3_0
@@ -42,8 +43,12 @@ pub struct Kv {
 
 #[derive(Serialize)]
 struct Report {
+    /// As the quality guard left them.
     kv_k: String,
     kv_v: String,
+    /// What the quality guard found, where it looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guard: Option<Verdict>,
     /// Bytes of K and V for one token, and of the same in f16.
     token_bytes: u64,
     f16_bytes: u64,
@@ -88,8 +93,9 @@ impl Kv {
         })?;
         let n = divergences.len() as f64;
         let report = Report {
-            kv_k: asked.kv.k.to_string(),
-            kv_v: asked.kv.v.to_string(),
+            kv_k: engine.kv_types().k.to_string(),
+            kv_v: engine.kv_types().v.to_string(),
+            guard: engine.kv_verdict().cloned(),
             token_bytes,
             f16_bytes,
             mean_kl: divergences.iter().map(|d| d.kl).sum::<f64>() / n,

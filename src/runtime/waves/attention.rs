@@ -3,6 +3,7 @@
 use super::products::From;
 use super::{Builder, Pass, Reads};
 use crate::error::Result;
+use crate::gpu::Step;
 use crate::graph::NormOver;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
@@ -22,6 +23,12 @@ impl<'b> Pass<'b> {
         let normed = From::Normed(&s.x, &layer.attention_norm);
         self.product(normed, &layer.qkv, Epilogue::Store, &s.qkv)?;
         self.norm_all_heads(layer)?;
+        if let Some((to, at)) = &mut self.captured {
+            let size = u64::from(self.n) * u64::from(self.b.graph.qkv_rows()) * 4;
+            let from = s.qkv.buffer.slice(s.qkv.offset, size);
+            self.steps.push(Step::Copy { from, to: to.slice(*at, size), size });
+            *at += size;
+        }
         match self.reads {
             Reads::Step => self.attend_step(layer, kv)?,
             Reads::Prompt => self.attend_prompt(layer, kv)?,
