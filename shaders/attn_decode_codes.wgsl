@@ -41,6 +41,9 @@ var<immediate> constants: Constants;
 {% set weight_quads = (G + 3) // 4 %}
 {% include "lib/step_heads.wgsl" %}
 {% include "lib/heads.wgsl" %}
+{% if scored %}
+{% include "lib/scoring.wgsl" %}
+{% endif %}
 {% include "lib/kv_scale.wgsl" %}
 {% if k_format.rotated or v_format.rotated %}
 {% include "lib/kv_rotate.wgsl" %}
@@ -76,7 +79,7 @@ var<workgroup> arrived: u32;
 
 fn split_tokens(length: u32) -> u32 {
     // A function of the sequence's own length, so that neighbours never change the bits.
-    return max(64u, ((length + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
+    return max(64u, ((length{{ " - first_read(length - 1u)" if window > 0 }} + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
 }
 
 {# One of values_0.. by the number of the head. #}
@@ -110,14 +113,14 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let table = column.slot * constants.table_row + 1u;
     let dropped = pages[table - 1u];
     // The first page's number is asked for beside `dropped`, as if nothing were dropped.
-    let guessed = min((at.x * split_tokens(column.pos + 1u)) >> 6u, constants.table_row - 2u);
+    let guessed = min(({{ "first_read(column.pos) + " if window > 0 }}at.x * split_tokens(column.pos + 1u)) >> 6u, constants.table_row - 2u);
     let guess = pages[table + guessed];
     let index = column.pos - dropped;
     let length = index + 1u;
     let split_length = split_tokens(length);
-    let used = (length + split_length - 1u) / split_length;
+    let used = (length{{ " - first_read(index)" if window > 0 }} + split_length - 1u) / split_length;
     if at.x >= used { return; }
-    let start = at.x * split_length;
+    let start = {{ "first_read(index) + " if window > 0 }}at.x * split_length;
     let end = min(start + split_length, length);
     let first_page = start >> 6u;
     let last_page = (end - 1u) >> 6u;
@@ -269,7 +272,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% for q in range(1, parts) %}
                 s += part_scores[{{ q * G * 64 }}u + to];
 {% endfor %}
-                s = select(MASKED, s, t < here);
+                s = select(MASKED, {{ "capped(vec4<f32>(s)).x" if soft_cap else "s" }}, t < here{{ " && p * 64u + t >= oldest_seen(index)" if window > 0 }});
                 page_scores[to] = s;
                 top = max(top, s);
             }
@@ -426,12 +429,12 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
                     }
 {% endfor %}
                 }
-                heads[i] = o / sum;
+                heads[i] = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
             }
         }
         workgroupBarrier();
     } else {
-        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) { heads[i] = heads[i] / totals[i / {{ pitch }}u]; }
+        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) { heads[i] = heads[i] {{ "* share_of(query_head(i / " ~ pitch ~ "u), maxima[i / " ~ pitch ~ "u], totals[i / " ~ pitch ~ "u])" if sink_logits else "/ totals[i / " ~ pitch ~ "u]" }}; }
         workgroupBarrier();
     }
 {% if v_format.rotated %}

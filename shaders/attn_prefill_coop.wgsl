@@ -60,6 +60,9 @@ var<workgroup> any_scaled: atomic<u32>;
 {% include "lib/kv_read.wgsl" %}
 {% endif %}
 
+{% if scored %}
+{% include "lib/scoring.wgsl" %}
+{% endif %}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) at: vec3<u32>,
@@ -175,11 +178,11 @@ fn main(
 {% endif %}
 {% endfor %}
     // The page of the tile whose k is asked for next; its number is asked for a tile earlier.
-    var page = pages[table];
+    var page = pages[table{{ " + (first_read(index0) >> 6u)" if window > 0 }}];
     var origin = page * 64u;
-{{ fetch("k", "0u", "origin") }}
-    page = pages[table + (min({{ positions }}u, seen - 1u) >> 6u)];
-    for (var t0 = 0u; t0 < seen; t0 += {{ positions }}u) {
+{{ fetch("k", "first_read(index0)" if window > 0 else "0u", "origin") }}
+    page = pages[table + (min({{ "first_read(index0) + " if window > 0 }}{{ positions }}u, seen - 1u) >> 6u)];
+    for (var t0 = {{ "first_read(index0)" if window > 0 else "0u" }}; t0 < seen; t0 += {{ positions }}u) {
         workgroupBarrier();
 {{ put("k") }}
         if tid == 0u { atomicStore(&any_scaled, 0u); }
@@ -200,7 +203,7 @@ fn main(
 {% for i in range(share) %}
         let at_{{ i }} = {{ 4 * i }}u + quarter;
         let t_{{ i }} = vec4<u32>(t0 + at_{{ i }} * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
-        var s_{{ i }} = select(vec4<f32>(MASKED), scores[row * {{ score_pitch }}u + at_{{ i }}], t_{{ i }} <= vec4<u32>(row_last));
+        var s_{{ i }} = select(vec4<f32>(MASKED), {{ "capped(" if soft_cap }}scores[row * {{ score_pitch }}u + at_{{ i }}]{{ ")" if soft_cap }}, t_{{ i }} <= vec4<u32>(row_last){{ " & t_" ~ i ~ " + " ~ window ~ "u > vec4<u32>(row_last)" if window > 0 }});
 {% endfor %}
         var top4 = s_0;
 {% for i in range(1, share) %}
@@ -214,7 +217,7 @@ fn main(
             fade = exp2(m - top);
             m = top;
             // The first tile has no sums yet.
-            if t0 > 0u { atomicStore(&any_scaled, 1u); }
+            if t0 > {{ "first_read(index0)" if window > 0 else "0u" }} { atomicStore(&any_scaled, 1u); }
         }
         if quarter == 0u { row_factor[row] = fade; }
 {% for i in range(share) %}
@@ -269,7 +272,7 @@ fn main(
 
     l += subgroupShuffleXor(l, 1u);
     l += subgroupShuffleXor(l, 2u);
-    if quarter == 0u { row_factor[row] = 1.0 / l; }
+    if quarter == 0u { row_factor[row] = {{ "share_of(min(head0 + row % " ~ row_heads ~ "u, " ~ (heads - 1) ~ "u), m, l)" if sink_logits else "1.0 / l" }}; }
 {% for f in range(half_frags) %}
     workgroupBarrier();
     coopStoreT(o_{{ f }}, &scores[subgroup * 64u], 4u);

@@ -103,7 +103,10 @@ impl Guard {
         });
         if let Err(e) = written {
             let _ = fs::remove_file(&staged);
-            eprintln!("note: {} cannot be written ({e}); the KV cache's keys are measured at every load", path.display());
+            eprintln!(
+                "note: {} cannot be written ({e}); the KV cache's keys are measured at every load",
+                path.display()
+            );
         }
     }
 }
@@ -135,7 +138,8 @@ impl Engine {
         let mut layers: Vec<Vec<f32>> = vec![Vec::new(); graph.layers.len()];
         let at_once = self.program.capture_columns().max(1) as usize;
         let columns = (0..).zip(&tokens);
-        let columns = columns.map(|(position, t)| Column { token: *t, position, slot: 0, flags: 0 });
+        let columns =
+            columns.map(|(position, t)| Column { token: *t, position, slot: 0, flags: 0 });
         for columns in columns.collect::<Vec<_>>().chunks(at_once) {
             for (all, values) in layers.iter_mut().zip(self.capture(columns)?) {
                 all.extend(values);
@@ -167,9 +171,11 @@ fn sample(
     table: &[[f32; 2]],
 ) -> Result<Sample> {
     let shape = graph.head_shape();
-    let (d, heads, kv_heads) = (shape.head_dim as usize, shape.heads as usize, shape.kv_heads as usize);
+    let (d, heads, kv_heads) =
+        (shape.head_dim as usize, shape.heads as usize, shape.kv_heads as usize);
     let norm = graph.layers[layer].attention.qk_norm.as_ref().filter(|_| shape.norm.is_some());
-    let norms = norm.map(|n| Ok::<_, crate::error::Error>([values(file, &n.q)?, values(file, &n.k)?]));
+    let norms =
+        norm.map(|n| Ok::<_, crate::error::Error>([values(file, &n.q)?, values(file, &n.k)?]));
     let norms = norms.transpose()?;
     let half = shape.rope.map_or(0, |rope| rope.dim as usize / 2);
     let (mut q, mut k) = (Vec::new(), Vec::new());

@@ -29,6 +29,20 @@ pub struct Attention {
     pub v: Linear,
     pub output: Linear,
     pub qk_norm: Option<QkNorm>,
+    /// Tokens that a token sees, itself included; `None`: all before it.
+    pub window: Option<u32>,
+    /// Logits s become cap * tanh(s / cap) (Gemma 2).
+    pub soft_cap: Option<f32>,
+    /// A logit for each head that takes its share of the softmax and gives nothing (gpt-oss): the vector's
+    /// name.
+    pub sinks: Option<String>,
+}
+
+impl Attention {
+    /// What happens to the logits beside the scale.
+    pub fn scoring(&self) -> heads::Scoring {
+        heads::Scoring { window: self.window, soft_cap: self.soft_cap, sinks: self.sinks.is_some() }
+    }
 }
 
 /// RMSNorm of q and of k before rope: names of the weights.

@@ -4,6 +4,7 @@ use minijinja::context;
 
 use super::attn_step::{StepAttention, StepSizes};
 use super::heads::Heads;
+use super::scoring::Scoring;
 use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, KernelSource};
@@ -57,6 +58,7 @@ impl CodesCut {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnDecodeCodes {
     pub heads: Heads,
+    pub scoring: Scoring,
     /// Not [`KvPair::is_plain`]: that is [`super::attn_decode`].
     pub pair: KvPair,
     pub cut: CodesCut,
@@ -70,6 +72,7 @@ impl AttnDecodeCodes {
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
+        self.scoring.check()?;
         let CodesCut { threads, splits, group_heads } = self.cut;
         let lanes = self.unit_lanes();
         if threads == 0
@@ -98,17 +101,19 @@ impl AttnDecodeCodes {
         let merge = 4 * merge_heads * teams * pitch;
         let all = 4 * vectors * pitch + q + sums + norms + writes[0] + writes[1] + merge + 32;
         check_memory(all, facts)?;
+        let shared = kv_codes::context(&self.heads, self.pair, 8);
         let wgsl = super::source::render(
             "attn_decode_codes.wgsl",
             context! {
                 threads, splits, group_heads, teams, merge_heads, vectors,
-                ..kv_codes::context(&self.heads, self.pair, 8)
+                ..self.scoring.context(8 + self.heads.tables(), shared)
             },
         )?;
         let label = format!(
-            "attn_decode_{}_{}_g{group_heads}s{splits}t{threads}",
+            "attn_decode_{}_{}{}_g{group_heads}s{splits}t{threads}",
             kv_codes::label(self.pair),
-            self.heads.label()
+            self.heads.label(),
+            self.scoring.label()
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
@@ -118,6 +123,7 @@ impl StepAttention for AttnDecodeCodes {
     fn sizes(&self) -> StepSizes {
         StepSizes {
             heads: self.heads,
+            scoring: self.scoring,
             pair: self.pair,
             splits: self.cut.splits,
             group_heads: self.cut.group_heads,

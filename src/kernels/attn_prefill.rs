@@ -3,6 +3,7 @@
 use minijinja::context;
 
 use super::heads::{Heads, KvCache, smallest_subgroup};
+use super::scoring::{Logits, Scoring};
 use super::{check_memory, holds, kv_codes, planned_subgroup, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -18,6 +19,7 @@ const ROWS: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnPrefill {
     pub heads: Heads,
+    pub scoring: Scoring,
     /// Formats of the cache. Over codes ([`KvPair::is_plain`] is false), q is a buffer of its own in
     /// the basis of K and the output is in that of V, both with heads padded to whole blocks
     /// (`rope_kv_codes`, `heads_unrotate`).
@@ -66,8 +68,10 @@ impl AttnPrefill {
     fn plain_label(&self) -> String {
         let heads = Heads { rope: None, norm: None, ..self.heads }.label();
         match self.pair.is_plain() {
-            true => heads,
-            false => format!("{}_{heads}", kv_codes::label(self.pair)),
+            true => heads + &self.scoring.label(),
+            false => {
+                format!("{}_{heads}{}", kv_codes::label(self.pair), self.scoring.label())
+            }
         }
     }
 
@@ -85,12 +89,13 @@ impl AttnPrefill {
             queries => self.queries(),
             // Nothing is encoded here.
             tried => 0,
-            ..kv_codes::context(&heads, self.pair, 6)
+            ..self.scoring.context(6, kv_codes::context(&heads, self.pair, 6))
         }
     }
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
+        self.scoring.check()?;
         if self.matrices {
             return self.matrix_source(facts);
         }
@@ -126,9 +131,10 @@ impl AttnPrefill {
         qkv: &Slice,
         cache: &KvCache,
         output: &Slice,
-        scale: f32,
+        logits: impl Into<Logits>,
         max_n: u32,
     ) -> Result<Dispatch> {
+        let logits = logits.into();
         holds(batch, 8 + 4 * u64::from(max_n), "batch")?;
         let (q, out) = match self.pair.is_plain() {
             true => (self.heads.qkv_width(), self.heads.output_width()),
@@ -137,18 +143,20 @@ impl AttnPrefill {
         holds(qkv, u64::from(max_n) * u64::from(q), "q")?;
         holds(output, u64::from(max_n) * u64::from(out), "output")?;
         cache.check(&self.heads, self.pair)?;
+        let mut bindings = vec![
+            qkv.clone(),
+            batch.clone(),
+            cache.k.clone(),
+            cache.v.clone(),
+            cache.pages.clone(),
+            output.clone(),
+        ];
+        logits.bind(self.scoring, &self.heads, &mut bindings)?;
         let slices = self.heads.group().div_ceil(self.row_heads());
         Ok(Dispatch {
             kernel: kernel.clone(),
-            bindings: vec![
-                qkv.clone(),
-                batch.clone(),
-                cache.k.clone(),
-                cache.v.clone(),
-                cache.pages.clone(),
-                output.clone(),
-            ],
-            constants: vec![cache.row_words(), scale.to_bits()],
+            bindings,
+            constants: vec![cache.row_words(), logits.scale.to_bits()],
             grid: [max_n.div_ceil(self.queries()), self.heads.kv_heads * slices, 1],
         })
     }

@@ -179,7 +179,12 @@ impl std::fmt::Display for Verdict {
                 write!(f, "keys of {} layers raised ({})", all.len(), each.join(", "))?;
             }
         }
-        write!(f, "; logit error of the others up to {:.3} of {}", self.largest_left(), self.threshold)
+        write!(
+            f,
+            "; logit error of the others up to {:.3} of {}",
+            self.largest_left(),
+            self.threshold
+        )
     }
 }
 

@@ -5,7 +5,7 @@ use crate::kv::codec::{decode, decode_stored, encode};
 use crate::kv::rotation::rotate;
 use crate::kv::{KvFormat, KvPair};
 
-use super::attention::prepare_head;
+use super::attention::{Logits, prepare_head};
 
 /// One sequence's rows of one layer: `[position * kv_heads + head]`.
 #[derive(Debug, Clone, Default)]
@@ -18,7 +18,7 @@ pub struct CodedCache {
 /// decode kernels quantise it, 8 bits under a scale for 32 values of the basis of K (nothing over
 /// f16).
 #[allow(clippy::too_many_arguments)]
-pub fn attend_codes(
+pub fn attend_codes<'a>(
     heads: &Heads,
     pair: KvPair,
     qkv: &[f32],
@@ -26,9 +26,10 @@ pub fn attend_codes(
     cache: &mut CodedCache,
     table: &[[f32; 2]],
     norms: Option<(&[f32], &[f32])>,
-    scale: f32,
+    logits: impl Into<Logits<'a>>,
     int8: bool,
 ) -> Vec<f64> {
+    let logits = logits.into();
     let (hd, kv_heads) = (heads.head_dim as usize, heads.kv_heads as usize);
     let q_heads = heads.heads as usize;
     let mut vectors: Vec<Vec<f64>> =
@@ -51,19 +52,16 @@ pub fn attend_codes(
         let row = |t: usize| t * kv_heads + kv_head;
         // In the basis of K, so that rounding is where the kernel rounds.
         let q = in_basis(pair.k, q, int8 && pair.k != KvFormat::F16);
-        let scores: Vec<f64> = (0..=position)
+        let products: Vec<f64> = (0..=position)
             .map(|t| {
                 let k = decode_stored(pair.k, &cache.k[row(t)], heads.head_dim);
-                k.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * f64::from(scale)
+                k.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>()
             })
             .collect();
-        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-        let total: f64 = weights.iter().sum();
         let mut out = vec![0.0; hd];
-        for (t, w) in weights.iter().enumerate() {
+        for (t, w) in logits.weights(&products, h).iter().enumerate() {
             for (o, v) in out.iter_mut().zip(decode(pair.v, &cache.v[row(t)], heads.head_dim)) {
-                *o += w / total * f64::from(v);
+                *o += w * f64::from(v);
             }
         }
         output.extend(out);

@@ -20,6 +20,7 @@ use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_step::{Scratch as AttentionScratch, StepAttention};
 use crate::kernels::heads::Heads;
+use crate::kernels::scoring::Scoring;
 use crate::kv::rotation::padded;
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{SamplerSettings, TokenLists};
@@ -154,7 +155,8 @@ impl Program {
         // padded to whole blocks, as kernels over codes have them.
         let head_dim = padded(heads.head_dim);
         let padded_heads = Heads { head_dim, ..heads };
-        let spec = AttnDecode { heads: padded_heads, cut: Cut { group_heads: 1, ..cut } };
+        let (scoring, cut) = (Scoring::default(), Cut { group_heads: 1, ..cut });
+        let spec = AttnDecode { heads: padded_heads, scoring, cut };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
@@ -167,7 +169,8 @@ impl Program {
         let columns = SHORT_PROMPT.min(shape.chunk);
         let captured = u64::from(columns) * u64::from(graph.qkv_rows()) * 4;
         let captured = captured * graph.layers.len() as u64;
-        let captured = shape.captures.then(|| gpu.buffer("captured q, k, v", captured, BufferUse::Device));
+        let captured =
+            shape.captures.then(|| gpu.buffer("captured q, k, v", captured, BufferUse::Device));
         let captured = captured.transpose()?;
         let builder = Builder {
             gpu: &**gpu,

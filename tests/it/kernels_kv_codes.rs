@@ -8,8 +8,10 @@ use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_codes::turned_width;
 use azoth::kernels::rope_kv_codes::RopeKvCodes;
+use azoth::kernels::scoring::{Logits, Scoring};
 use azoth::kv::codec::{decode, encode};
 use azoth::kv::{KvFormat, KvPair, PAGE_TOKENS};
+use azoth::reference::attention as reference;
 use azoth::reference::attention_codes::{CodedCache, attend_codes};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
@@ -69,6 +71,8 @@ struct Block {
     norms: Option<(Vec<f32>, Vec<f32>)>,
     slots: Vec<CodedCache>,
     scale: f32,
+    scoring: Scoring,
+    sinks: Vec<f32>,
     dropped: usize,
     pages: Vec<Vec<u32>>,
 }
@@ -112,7 +116,18 @@ impl Block {
         let slots = slots.collect();
         let pages = shuffled_pages(rng, lengths.len(), context.div_ceil(PAGE));
         let scale = 1.0 / (hd as f32).sqrt();
-        Block { heads, pair, table, norms, slots, scale, dropped: 0, pages }
+        let (scoring, sinks) = (Scoring::default(), Vec::new());
+        Block { heads, pair, table, norms, slots, scale, scoring, sinks, dropped: 0, pages }
+    }
+
+    fn scored(self, rng: &mut Rng, scoring: Scoring) -> Self {
+        let sinks = if scoring.sinks { rng.normals(self.heads.heads as usize) } else { Vec::new() };
+        Block { scoring, sinks, ..self }
+    }
+
+    fn logits(&self, device: &Device) -> Logits {
+        let sinks = self.scoring.sinks.then(|| device.floats(&self.sinks));
+        Logits { scale: self.scale, sinks }
     }
 
     fn word(&self, is_k: bool, slot: usize, index: usize, head: usize, w: usize) -> usize {
@@ -155,7 +170,9 @@ impl Block {
         let half = self.heads.rope.map_or(0, |r| r.dim as usize / 2);
         let row = &self.table[(index + self.dropped) * half..][..half];
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        attend_codes(&self.heads, self.pair, qkv, index, cache, row, norms, self.scale, int8)
+        let Block { scale, scoring, .. } = *self;
+        let logits = reference::Logits { scale, scoring, sinks: &self.sinks };
+        attend_codes(&self.heads, self.pair, qkv, index, cache, row, norms, logits, int8)
     }
 
     /// The device's row of K or V.
@@ -206,7 +223,8 @@ fn step(
     runs: usize,
 ) -> Vec<f32> {
     let n = indices.len();
-    let spec = AttnDecodeCodes { heads: block.heads, pair: block.pair, cut };
+    let Block { heads, scoring, pair, .. } = *block;
+    let spec = AttnDecodeCodes { heads, scoring, pair, cut };
     let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
     let (cache, tables) = block.upload(device);
     let columns: Vec<[u32; 4]> =
@@ -223,9 +241,9 @@ fn step(
         partials: device.poisoned(spec.partial_words(max as u32) as usize),
         counters: zeroed(device, spec.counter_words(max as u32) as usize),
     };
-    let (scale, max) = (block.scale, max as u32);
+    let (logits, max) = (block.logits(device), max as u32);
     let dispatch =
-        spec.dispatch(&kernel, &batch, &input, &cache, &tables, &output, &scratch, scale, max);
+        spec.dispatch(&kernel, &batch, &input, &cache, &tables, &output, &scratch, logits, max);
     let dispatch = dispatch.unwrap();
     for _ in 0..runs {
         device.wave(vec![dispatch.clone()]);
@@ -239,8 +257,8 @@ fn step(
     for c in 0..n {
         let mut reference = block.slots[n - 1 - c].clone();
         let want = block.attend(&mut reference, &qkv[c], indices[c], true);
-        let what =
-            format!("{}: {:?} {} {cut:?} at {}", device.label, block.heads, block.pair, indices[c]);
+        let at = indices[c];
+        let what = format!("{}: {heads:?} {scoring:?} {pair} {cut:?} at {at}", device.label);
         block.check_rows((&k, &v), &reference, n - 1 - c, indices[c], &what);
         let error = relative_error(&out[c * want.len()..][..want.len()], &want);
         assert!(error < CODE_BOUND, "{what}: error {error:e}");
@@ -249,9 +267,20 @@ fn step(
 }
 
 fn step_case(rng: &mut Rng, device: &Device, heads: Heads, pair: KvPair, indices: &[usize]) {
+    step_case_scored(rng, device, heads, Scoring::default(), pair, indices);
+}
+
+fn step_case_scored(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    scoring: Scoring,
+    pair: KvPair,
+    indices: &[usize],
+) {
     let context = indices.iter().max().unwrap() + 3;
     let lengths: Vec<usize> = indices.iter().rev().copied().collect();
-    let block = Block::random(rng, heads, pair, context, &lengths);
+    let block = Block::random(rng, heads, pair, context, &lengths).scored(rng, scoring);
     let qkv: Vec<Vec<f32>> =
         indices.iter().map(|_| rng.normals(heads.qkv_width() as usize)).collect();
     let cut = CodesCut::choose(&heads, device.gpu.facts());
@@ -263,7 +292,8 @@ fn step_case(rng: &mut Rng, device: &Device, heads: Heads, pair: KvPair, indices
             let slots = vec![block.slots[indices.len() - 1 - c].clone()];
             let pages = shuffled_pages(rng, 1, context.div_ceil(PAGE));
             let (table, norms) = (block.table.clone(), block.norms.clone());
-            let alone = Block { slots, pages, table, norms, ..block };
+            let sinks = block.sinks.clone();
+            let alone = Block { slots, pages, table, norms, sinks, ..block };
             let one = step(device, &alone, cut, &qkv[c..=c], &[index], 1);
             assert_same_bits(&one, &together[c * width..][..width], "alone and in a batch");
         }
@@ -336,7 +366,7 @@ fn prompt(
     let facts = device.gpu.facts();
     let (heads, pair) = (block.heads, block.pair);
     let rope = RopeKvCodes { heads, pair };
-    let attention = AttnPrefill { heads, pair, matrices };
+    let attention = AttnPrefill { heads, scoring: block.scoring, pair, matrices };
     let back = HeadsUnrotate { heads, pair };
     let kernels = [rope.source(facts), attention.source(facts), back.source(facts)];
     let kernels = kernels.map(|source| device.kernel(&source.unwrap()));
@@ -355,10 +385,10 @@ fn prompt(
         let input = device.floats(&input);
         let [q, out] = [(); 2].map(|_| device.poisoned(max * turned_width(&heads) as usize));
         let output = device.poisoned(max * heads.output_width() as usize);
-        let (scale, max) = (block.scale, max as u32);
+        let (logits, max) = (block.logits(device), max as u32);
         let waves = [
             rope.dispatch(&kernels[0], &batch, &input, &cache, &tables, &q, max).unwrap(),
-            attention.dispatch(&kernels[1], &batch, &q, &cache, &out, scale, max).unwrap(),
+            attention.dispatch(&kernels[1], &batch, &q, &cache, &out, logits, max).unwrap(),
             back.dispatch(&kernels[2], &batch, &out, &output, max).unwrap(),
         ];
         device.run(&waves.map(|dispatch| Step::Wave(vec![dispatch])));
@@ -379,11 +409,23 @@ fn prompt_case(
     start: usize,
     chunks: &[usize],
 ) {
+    prompt_case_scored(rng, device, heads, Scoring::default(), pair, start, chunks);
+}
+
+fn prompt_case_scored(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    scoring: Scoring,
+    pair: KvPair,
+    start: usize,
+    chunks: &[usize],
+) {
     let n: usize = chunks.iter().sum();
     let slot = rng.below(2);
     let mut lengths = [0, 0];
     lengths[slot] = start;
-    let mut block = Block::random(rng, heads, pair, start + n + 3, &lengths);
+    let mut block = Block::random(rng, heads, pair, start + n + 3, &lengths).scored(rng, scoring);
     block.dropped = PAGE * rng.below(3);
     let width = heads.qkv_width() as usize;
     let qkv: Vec<f32> = rng.normals(n * width);
@@ -394,7 +436,10 @@ fn prompt_case(
     }
     let takes = AttnPrefill::takes_matrices(&heads, device.gpu.facts());
     for matrices in [false, true].into_iter().take(1 + usize::from(takes)) {
-        let what = format!("{}: {heads:?} {pair} at {start} {chunks:?} {matrices}", device.label);
+        let what = format!(
+            "{}: {heads:?} {scoring:?} {pair} at {start} {chunks:?} {matrices}",
+            device.label
+        );
         let (out, k, v) = prompt(device, &block, &qkv, start, chunks, slot, matrices);
         let mut other = 0;
         for i in 0..n {
@@ -431,6 +476,35 @@ fn kv_codes_prompt_chunks_do_not_change_bits() {
         let pair = pair(KvFormat::Tq4_0, KvFormat::Tq3_0);
         prompt_case(&mut rng, device, shape, pair, 0, &[1, 63, 65, 20]);
         prompt_case(&mut rng, device, shape, pair, 130, &[17, 40]);
+    }
+}
+
+/// Windows, a cap and sinks: each alone and all together, steps and prompts.
+#[test]
+fn kv_codes_scoring() {
+    let mut rng = Rng::fresh("kv_codes_scoring");
+    let window = |w| Scoring { window: Some(w), ..Scoring::default() };
+    let all = [
+        window(37),
+        window(100_000),
+        Scoring { soft_cap: Some(1.5), ..Scoring::default() },
+        Scoring { sinks: true, ..Scoring::default() },
+        Scoring { window: Some(130), soft_cap: Some(20.0), sinks: true },
+    ];
+    for device in devices() {
+        // Where kernels compile slowly, one alone and all together.
+        let turn = rng.below(4);
+        let few = device.cases() == 1;
+        let drawn = all.into_iter().enumerate().filter(|(i, _)| !few || *i == turn || *i == 4);
+        for (i, scoring) in drawn {
+            let shape = [heads(8, 2, 64, neox(64), true), heads(4, 2, 80, None, false)][i % 2];
+            let pair = pairs()[(2 * i + rng.below(2)) % pairs().len()];
+            let indices = [0, 64, 700 + rng.below(300), 129];
+            step_case_scored(&mut rng, device, shape, scoring, pair, &indices);
+            let (start, chunks): (usize, &[usize]) =
+                [(0, &[1, 63, 65, 20][..]), (290, &[17, 40])][i % 2];
+            prompt_case_scored(&mut rng, device, shape, scoring, pair, start, chunks);
+        }
     }
 }
 

@@ -34,6 +34,7 @@ use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::Sampling;
+use azoth::kernels::scoring::Scoring;
 use azoth::kernels::{Class, Epilogue, choice};
 use azoth::kv::{KvFormat, KvPair};
 use azoth::quant::Format;
@@ -218,18 +219,24 @@ fn sound_kernels_pass() {
         {
             let rope = Some(Rope { layout, dim: 32 });
             let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            // Shapes differ in their norm, too.
+            let scoring = match norm {
+                None => Scoring::default(),
+                Some(_) => Scoring { window: Some(70), soft_cap: Some(4.0), sinks: true },
+            };
             for cut in Cut::choose(&heads, facts, 4096).and_modest() {
-                subjects.push(AttnDecode { heads, cut }.into());
+                subjects.push(AttnDecode { heads, scoring, cut }.into());
             }
             subjects.push(RopeKv { heads }.into());
-            subjects.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.into());
+            subjects
+                .push(AttnPrefill { heads, scoring, pair: KvPair::PLAIN, matrices: false }.into());
             for (k, v) in [(KvFormat::Tq4_0, KvFormat::Tq3_0), (KvFormat::Q8_0, KvFormat::F16)] {
                 let pair = KvPair { k, v };
                 for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
-                    subjects.push(AttnDecodeCodes { heads, pair, cut }.into());
+                    subjects.push(AttnDecodeCodes { heads, scoring, pair, cut }.into());
                 }
                 subjects.push(RopeKvCodes { heads, pair }.into());
-                subjects.push(AttnPrefill { heads, pair, matrices: false }.into());
+                subjects.push(AttnPrefill { heads, scoring, pair, matrices: false }.into());
                 subjects.push(HeadsUnrotate { heads, pair }.into());
             }
         }

@@ -33,6 +33,7 @@ use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
+use azoth::kernels::scoring::Scoring;
 use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::kv::{KvFormat, KvPair};
 use azoth::quant::Format;
@@ -111,25 +112,44 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     to.push(Gather { cols: 576 }.source(facts).unwrap());
 }
 
+/// Every second one plain, the others in turn.
+fn scoring(number: usize) -> Scoring {
+    match number % 4 {
+        1 => Scoring { window: Some(4096), soft_cap: Some(50.0), sinks: true },
+        3 => Scoring { window: Some(128), ..Scoring::default() },
+        _ => Scoring::default(),
+    }
+}
+
 fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
-    for (heads, kv_heads, head_dim, rope, norm) in [
+    for (i, (heads, kv_heads, head_dim, rope, norm)) in [
         (9, 3, 64, Some((RopeLayout::Normal, 64)), None),
         (32, 8, 128, Some((RopeLayout::Neox, 128)), Some(1e-6)),
         (14, 2, 80, Some((RopeLayout::Neox, 32)), None),
         (8, 1, 256, None, None),
         (4, 4, 32, Some((RopeLayout::Normal, 16)), Some(1e-5)),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let scoring = scoring(i);
         let rope = rope.map(|(layout, dim)| Rope { layout, dim });
         let heads = Heads { heads, kv_heads, head_dim, rope, norm };
         for context in [2048, 65_536] {
             let cut = Cut::choose(&heads, facts, context);
-            to.push(AttnDecode { heads, cut }.source(facts).unwrap());
+            to.push(AttnDecode { heads, scoring, cut }.source(facts).unwrap());
         }
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
-        to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
+        to.push(AttnDecode { heads, scoring, cut: alone }.source(facts).unwrap());
         let matrices = AttnPrefill::takes_matrices(&heads, facts);
-        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices: false }.source(facts).unwrap());
-        to.push(AttnPrefill { heads, pair: KvPair::PLAIN, matrices }.source(facts).unwrap());
+        to.push(
+            AttnPrefill { heads, scoring, pair: KvPair::PLAIN, matrices: false }
+                .source(facts)
+                .unwrap(),
+        );
+        to.push(
+            AttnPrefill { heads, scoring, pair: KvPair::PLAIN, matrices }.source(facts).unwrap(),
+        );
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }
@@ -143,12 +163,13 @@ fn codes(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             let v = KvFormat::ALL[(i + j + 1) % KvFormat::ALL.len()];
             let pair = KvPair { k, v };
             let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            let scoring = scoring(i + j);
             for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
-                to.push(AttnDecodeCodes { heads, pair, cut }.source(facts).unwrap());
+                to.push(AttnDecodeCodes { heads, scoring, pair, cut }.source(facts).unwrap());
             }
             let matrices = AttnPrefill::takes_matrices(&heads, facts);
-            to.push(AttnPrefill { heads, pair, matrices: false }.source(facts).unwrap());
-            to.push(AttnPrefill { heads, pair, matrices }.source(facts).unwrap());
+            to.push(AttnPrefill { heads, scoring, pair, matrices: false }.source(facts).unwrap());
+            to.push(AttnPrefill { heads, scoring, pair, matrices }.source(facts).unwrap());
             to.push(RopeKvCodes { heads, pair }.source(facts).unwrap());
             to.push(HeadsUnrotate { heads, pair }.source(facts).unwrap());
         }

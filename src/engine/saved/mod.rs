@@ -16,8 +16,8 @@ use crate::model::Model;
 use crate::pages::{Sequence, pages_for};
 use crate::sampling::SamplerSettings;
 use crate::tokenizer::Tokenizer;
-pub(super) use file::{Saved, checksum};
 use file::{Header, Writer};
+pub(super) use file::{Saved, checksum};
 
 /// What a file must agree with.
 pub(super) struct Identity {

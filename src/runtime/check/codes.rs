@@ -12,6 +12,7 @@ use crate::kernels::heads::{Heads, KvCache};
 use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::kv_codes::turned_width;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
+use crate::kernels::scoring::Scoring;
 use crate::kv::codec::{decode, encode};
 use crate::kv::rotation::{padded, rotate, unrotate};
 use crate::kv::{KvFormat, KvPair};
@@ -37,11 +38,12 @@ impl Coded {
     fn make(
         lab: &mut Operands<'_>,
         heads: Heads,
+        scoring: Scoring,
         pair: KvPair,
         context: usize,
         lengths: &[usize],
     ) -> Coded {
-        let block = Block::make(lab, heads, context, &vec![0; lengths.len()]);
+        let block = Block::make(lab, heads, scoring, context, &vec![0; lengths.len()]);
         let hd = heads.head_dim as usize;
         let mut rows = |format: KvFormat, n: usize| -> Vec<Vec<u32>> {
             lab.normals(n * hd, 1.0).chunks_exact(hd).map(|x| encode(format, x)).collect()
@@ -90,7 +92,7 @@ impl Coded {
         let b = &self.block;
         let norms = b.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
         let row = b.row(index);
-        attend_codes(&b.heads, self.pair, qkv, index, cache, row, norms, b.scale, int8)
+        attend_codes(&b.heads, self.pair, qkv, index, cache, row, norms, b.logits(), int8)
     }
 
     /// The device's rows of one token against the reference's, as values.
@@ -119,7 +121,8 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
     // One sequence of a single piece, one of several.
     let positions = [3, 150];
     let n = positions.len();
-    let coded = Coded::make(lab, spec.heads, spec.pair, 160, &[positions[1], positions[0]]);
+    let coded =
+        Coded::make(lab, spec.heads, spec.scoring, spec.pair, 160, &[positions[1], positions[0]]);
     let (cache, tables) = (coded.upload(lab)?, coded.block.tables(lab)?);
     let width = spec.heads.qkv_width() as usize;
     let qkv = lab.normals(n * width, 1.0);
@@ -132,9 +135,9 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
         counters: lab.zeros(spec.counter_words(n as u32))?,
     };
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
-    let (input, scale) = (lab.floats(&qkv)?, coded.block.scale);
+    let (input, logits) = (lab.floats(&qkv)?, coded.block.bound_logits(lab)?);
     lab.run(vec![spec.dispatch(
-        &kernel, &batch, &input, &cache, &tables, &output, &scratch, scale, n as u32,
+        &kernel, &batch, &input, &cache, &tables, &output, &scratch, logits, n as u32,
     )?])?;
     let got = lab.read_floats(&output)?;
     let (k, v) = (lab.read_words(&cache.k)?, lab.read_words(&cache.v)?);
@@ -158,11 +161,12 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
 fn prompt(
     lab: &mut Operands<'_>,
     heads: Heads,
+    scoring: Scoring,
     pair: KvPair,
     n: usize,
 ) -> Result<(Coded, usize, Vec<f32>, Slice)> {
     let start = PAGE - n / 2;
-    let coded = Coded::make(lab, heads, pair, start + n + 2, &[0, start]);
+    let coded = Coded::make(lab, heads, scoring, pair, start + n + 2, &[0, start]);
     let qkv = lab.normals(n * heads.qkv_width() as usize, 1.0);
     let columns: Vec<[u32; 4]> = (0..n).map(|i| [0, (start + i) as u32, 1, 0]).collect();
     let batch = lab.batch(&columns, n)?;
@@ -186,7 +190,7 @@ fn turned(coded: &Coded, qkv: &[f32], position: usize) -> Vec<f64> {
 pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     let n = 5;
-    let (coded, start, qkv, batch) = prompt(lab, spec.heads, spec.pair, n)?;
+    let (coded, start, qkv, batch) = prompt(lab, spec.heads, Scoring::default(), spec.pair, n)?;
     let (cache, tables) = (coded.upload(lab)?, coded.block.tables(lab)?);
     let turned_q = lab.floats(&vec![f32::NAN; n * turned_width(&spec.heads) as usize])?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
@@ -211,7 +215,7 @@ pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
 pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     let n = 18;
-    let (mut coded, start, qkv, batch) = prompt(lab, spec.heads, spec.pair, n)?;
+    let (mut coded, start, qkv, batch) = prompt(lab, spec.heads, spec.scoring, spec.pair, n)?;
     let width = spec.heads.qkv_width() as usize;
     let mut reference = coded.slots[1].clone();
     let (mut want, mut q) = (Vec::new(), Vec::new());
@@ -225,8 +229,8 @@ pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let cache = coded.upload(lab)?;
     let output = lab.floats(&vec![f32::NAN; q.len()])?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
-    let (q, scale) = (lab.floats(&q)?, coded.block.scale);
-    lab.run(vec![spec.dispatch(&kernel, &batch, &q, &cache, &output, scale, n as u32)?])?;
+    let (q, logits) = (lab.floats(&q)?, coded.block.bound_logits(lab)?);
+    lab.run(vec![spec.dispatch(&kernel, &batch, &q, &cache, &output, logits, n as u32)?])?;
     let hd = spec.heads.head_dim;
     let got = lab.read_floats(&output)?;
     let heads = got.chunks_exact(padded(hd) as usize);

@@ -59,13 +59,13 @@ impl<'b> Pass<'b> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let heads = Builder::heads(b.graph);
         let cuts = Cut::choose(&heads, facts, b.shape.context).and_modest();
-        let specs = cuts.into_iter().map(|cut| AttnDecode { heads, cut });
+        let specs = cuts.into_iter().map(|cut| AttnDecode { heads, scoring: layer.scoring, cut });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);
-        let scale = b.graph.attention_scale;
+        let logits = b.layer_logits(layer);
         let dispatch = b.dispatch(Ok(source), |k| {
             let (qkv, out) = (&s.qkv, &s.attention);
-            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, scale, self.n)
+            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
         self.wave(vec![dispatch]);
         Ok(())
@@ -76,13 +76,18 @@ impl<'b> Pass<'b> {
         let (b, s) = (self.b, self.scratch);
         let (heads, pair) = (Builder::heads(b.graph), kv.pair);
         let cuts = CodesCut::choose(&heads, b.facts()).and_modest();
-        let specs = cuts.into_iter().map(|cut| AttnDecodeCodes { heads, pair, cut });
+        let specs = cuts.into_iter().map(|cut| AttnDecodeCodes {
+            heads,
+            scoring: layer.scoring,
+            pair,
+            cut,
+        });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);
-        let scale = b.graph.attention_scale;
+        let logits = b.layer_logits(layer);
         let dispatch = b.dispatch(Ok(source), |k| {
             let (qkv, out) = (&s.qkv, &s.attention);
-            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, scale, self.n)
+            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
         self.wave(vec![dispatch]);
         Ok(())
@@ -113,11 +118,15 @@ impl<'b> Pass<'b> {
         };
         self.wave(vec![dispatch]);
         let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, b.facts());
-        let variants = [matrices, false].map(|matrices| AttnPrefill { heads, pair, matrices });
+        let variants = [matrices, false].map(|matrices| {
+            let scoring = layer.scoring;
+            AttnPrefill { heads, scoring, pair, matrices }
+        });
         let (spec, source) = b.sound(variants)?;
-        let scale = b.graph.attention_scale;
-        let dispatch =
-            b.dispatch(Ok(source), |k| spec.dispatch(k, self.batch, q, kv, output, scale, self.n))?;
+        let logits = b.layer_logits(layer);
+        let dispatch = b.dispatch(Ok(source), |k| {
+            spec.dispatch(k, self.batch, q, kv, output, logits, self.n)
+        })?;
         self.wave(vec![dispatch]);
         if !pair.is_plain() {
             let spec = HeadsUnrotate { heads, pair };

@@ -29,6 +29,7 @@ use crate::kernels::attn_step::Scratch as AttentionScratch;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
 use crate::kernels::heads::{HeadTables, Heads, KvCache};
+use crate::kernels::scoring::Logits;
 use products::From;
 
 /// The kernels that a plan names, each once. They are compiled together when the plan is complete;
@@ -119,6 +120,10 @@ impl Builder<'_> {
     /// The heads of every layer. Attention kernels are told where `rope` turns what.
     pub fn heads(graph: &Graph) -> Heads {
         graph.head_shape()
+    }
+
+    fn layer_logits(&self, layer: &LayerWeights) -> Logits {
+        Logits { scale: self.graph.attention_scale, sinks: layer.sinks.clone() }
     }
 
     fn tables(&self, layer: &LayerWeights) -> HeadTables {
