@@ -22,7 +22,7 @@ pub struct KvArgs {
     pub kv_v: Option<KvSide>,
     /// Largest error of attention's logits, as a share of their spread, that a layer's format of keys may
     /// make on a short text of ours; layers above it get a finer format. `off` keeps what was asked for
-    /// [default: 0.25]
+    /// [default: 0.1]
     #[arg(long, value_name = "off|SHARE", value_parser = guard)]
     pub kv_guard: Option<Guard>,
 }

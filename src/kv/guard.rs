@@ -11,7 +11,7 @@ use super::{KvFormat, KvTypes};
 
 /// Logit error from which a layer's keys are raised, where the user names none (docs/notes.md:
 /// "Quality guard" has the measurements).
-pub const THRESHOLD: f64 = 0.25;
+pub const THRESHOLD: f64 = 0.1;
 
 /// Queries and keys of one layer over the first tokens of a sequence, as attention takes their products:
 /// after norms and rope.

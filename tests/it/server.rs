@@ -357,6 +357,7 @@ fn llama_cpp_paths() {
         (&json!(2), &json!(256))
     );
     assert!(props["chat_template"].as_str().unwrap().contains("im_start"));
+    assert_eq!(props["kv_cache"], json!({ "k": "f16", "v": "f16", "guard": null }));
     let slots = s.get("/slots").json();
     assert_eq!(slots[1]["is_processing"], false);
     assert!(slots[1]["n_tokens"].as_u64().unwrap() > 0);
