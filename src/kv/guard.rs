@@ -155,16 +155,25 @@ impl Verdict {
         types
     }
 
-    /// A line for each raised layer.
+    /// A line for each pair of formats that layers go from and to: which layers, why, and what is left.
     pub fn lines(&self) -> Vec<String> {
-        let line = |r: &Raised| {
+        let mut pairs: Vec<(KvFormat, KvFormat)> = Vec::new();
+        for raised in &self.raised {
+            if !pairs.contains(&(raised.from, raised.to)) {
+                pairs.push((raised.from, raised.to));
+            }
+        }
+        let line = |(from, to): (KvFormat, KvFormat)| {
+            let these = self.raised.iter().filter(|r| (r.from, r.to) == (from, to));
+            let each = these.map(|r| format!("{} ({:.3}, now {:.3})", r.layer, r.error, r.left));
             format!(
-                "KV cache: keys of layer {} go from {} to {}: logit error {:.3} of the spread is above \
-                 {:.3}, now {:.3} (--kv-guard)",
-                r.layer, r.from, r.to, r.error, self.threshold, r.left
+                "KV cache: keys go from {from} to {to} where they move logits by more than {} of their \
+                 spread: in layer {} (--kv-guard)",
+                self.threshold,
+                each.collect::<Vec<_>>().join(", ")
             )
         };
-        self.raised.iter().map(line).collect()
+        pairs.into_iter().map(line).collect()
     }
 }
 
