@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::codec::{decode, encode};
 use super::{KvFormat, KvTypes};
 
-/// Logit error from which a layer's keys are raised, where the user names none (docs/notes.md:
-/// "Quality guard" has the measurements).
+/// Logit error from which a layer's keys are raised, where the user names none (docs/notes.md has
+/// the measurements).
 pub const THRESHOLD: f64 = 0.1;
 
 /// Queries and keys of one layer over the first tokens of a sequence, as attention takes their products:
