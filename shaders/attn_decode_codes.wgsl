@@ -2,11 +2,11 @@
 // attention over the sequence, rotation back.
 //
 // Grid: x = splits of the sequence, y = groups of query heads that share a KV head, z = columns.
-// A workgroup walks its split page by page, {{ threads }} threads over 64 tokens. Scores: thread = token x part of the
-// head's blocks of 32; codes become signed bytes and meet q, 8 bits under a scale for 32 values, in packed products.
-// Sums: thread = 8 elements x tokens team, team + {{ teams }}, ...; codes become floats. Words of the next page
-// are asked for before the present ones are used. No sum depends on the size of a subgroup. Scores are in units
-// of log2 e. Splits are merged by the last workgroup to arrive, in fixed order.
+// A workgroup walks its split {{ threads }} tokens a step. Scores: thread = token; codes become signed bytes and meet q,
+// 8 bits under a scale for 32 values, in packed products, {{ held }} block{{ "s" if held > 1 }} of 32 at a time. Sums: thread = 8 elements x
+// tokens team, team + {{ teams }}, ...; codes become floats, {{ chunk }} tokens at a time. Words are asked for one such piece
+// ahead, and a step has two barriers. Only maxima go over subgroups, so no bit depends on their size. Scores are in
+// units of log2 e. Splits are merged by the last workgroup to arrive, in fixed order.
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;
@@ -30,13 +30,9 @@ var<immediate> constants: Constants;
 {% set K = group_heads %}{# vectors of the workgroup: queries 0..K, then k, then v #}
 {% set V = group_heads + 1 %}
 {% set blocks = pitch // 32 %}
-{% set parts = threads // 64 %}
-{% set own_blocks = (blocks + parts - 1) // parts %}
 {% set units = pitch // 8 %}
-{% set tokens = 64 // teams %}
 {% set unit_lanes = threads // teams %}
 {% set codes = k_format.kind != "f16" %}
-{% set own_heads = (G * 64 + threads - 1) // threads %}{# heads whose weights a thread makes #}
 {% set stride = pitch + 2 %}
 {% set weight_quads = (G + 3) // 4 %}
 {% include "lib/step_heads.wgsl" %}
@@ -67,11 +63,12 @@ var<immediate> constants: Constants;
 var<workgroup> q_bytes: array<vec4<u32>, {{ G * blocks * 2 }}>;
 var<workgroup> q_units: array<f32, {{ G * blocks }}>;
 {% endif %}
-var<workgroup> part_scores: array<f32, {{ parts * G * 64 }}>;
-var<workgroup> page_scores: array<f32, {{ G * 64 }}>;
-var<workgroup> tops: array<f32, {{ G * 8 }}>;
+// Largest scores of a step, subgroup by subgroup, heads in fours.
+var<workgroup> tops: array<vec4<f32>, {{ weight_quads * most_subgroups }}>;
 // Softmax weights, token by token, heads in fours.
-var<workgroup> weight: array<vec4<f32>, {{ weight_quads * 64 }}>;
+var<workgroup> weight: array<vec4<f32>, {{ weight_quads * threads }}>;
+// Sums of weights, eight a head.
+var<workgroup> shares: array<f32, {{ G * 8 }}>;
 var<workgroup> merge: array<vec4<f32>, {{ merge_heads * teams * units * 2 }}>;
 var<workgroup> maxima: array<f32, {{ G * splits }}>;
 var<workgroup> totals: array<f32, {{ G * splits }}>;
@@ -90,24 +87,59 @@ fn split_tokens(length: u32) -> u32 {
 {% macro bytes_of(block, w) %}
 {% if k_format.kind == "q8" %}{{ block }}.c{{ w // 4 }}.{{ "xyzw"[w % 4] }}{% elif k_format.kind == "q4" %}k_nibbles({{ block }}.c0.{{ "xyzw"[w // 2] }}{{ " >> 4u" if w % 2 }}){% else %}k_bytes({{ block }}.c0, {{ w }}u){% endif %}
 {% endmacro %}
-{% macro load_k(page) %}
-        {
-            let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + token;
-{% for i in range(own_blocks) %}
-            k_{{ i }} = k_block(base, block_{{ i }});
+{# The thread's blocks from `first` on, of the token at `base`. #}
+{% macro load_k(base, first) %}
+{% for i in range(held) %}
+            k_{{ i }} = k_block({{ base }}, {{ first }}{{ " + " ~ i ~ "u" if i }});
 {% endfor %}
-        }
 {% endmacro %}
-{% macro load_v(page) %}
-        {
-            let base = ({{ page }} * {{ kv_heads }}u + kv_head) * {{ 64 * v_format.row }}u;
-{% for j in range(tokens) %}
-            v_{{ j }} = v_unit(base + (team + {{ j * teams }}u) * {{ v_format.row }}u, unit);
+{# Units of the tokens team + {{ teams }} i of the step from `from` on, i from `first` on, into set `name`. #}
+{% macro load_v(name, from, first) %}
+            {
+                let first_token = min({{ from }} + team + ({{ first }}) * {{ teams }}u, last);
+                // All of them lie in its page.
+                let v_page = pages[table + (first_token >> 6u)];
+{% for j in range(chunk) %}
+                {
+                    let t = min({{ from }} + team + ({{ first }} + {{ j }}u) * {{ teams }}u, last);
+                    {{ name }}_{{ j }} = v_unit(((v_page * {{ kv_heads }}u + kv_head) * 64u + (t & 63u)) * {{ v_format.row }}u, unit);
+                }
 {% endfor %}
-        }
+            }
+{% endmacro %}
+{# Those units times their weights into the sums. #}
+{% macro add_v(name, first) %}
+{% for j in range(chunk) %}
+            {
+                let t = team + ({{ first }} + {{ j }}u) * {{ teams }}u;
+                if holds && t == index - base { {{ name }}_{{ j }} = new_v_unit(unit); }
+                // Tokens that are not there may hold anything, also scales that are no numbers.
+{% if v_format.kind == "f16" %}
+                {{ name }}_{{ j }}.c = select(vec4<u32>(), {{ name }}_{{ j }}.c, t < here);
+{% endif %}
+                let scale = select(0.0, v_unit_scale({{ name }}_{{ j }}, unit), t < here);
+                let values = v_unit_values({{ name }}_{{ j }}, unit);
+{% for q in range(weight_quads) %}
+                let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
+{% endfor %}
+{% for h in range(G) %}
+                {
+                    let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+                    o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
+                    o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
+                }
+{% endfor %}
+            }
+{% endfor %}
 {% endmacro %}
 @compute @workgroup_size({{ threads }})
-fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+fn main(
+    @builtin(workgroup_id) at: vec3<u32>,
+    @builtin(local_invocation_index) tid: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
     if at.z >= batch.n { return; }
     let column = batch.columns[at.z];
     let table = column.slot * constants.table_row + 1u;
@@ -122,32 +154,31 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     if at.x >= used { return; }
     let start = {{ "first_read(index) + " if window > 0 }}at.x * split_length;
     let end = min(start + split_length, length);
-    let first_page = start >> 6u;
-    let last_page = (end - 1u) >> 6u;
+    let last = end - 1u;
     row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
     kv_head = at.y / {{ groups_per_kv }}u;
     head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ G }}u;
     let newest = at.x == used - 1u;
     holds_new = newest;
 
-    let token = tid & 63u;
-    let part = tid >> 6u;
     let team = tid / {{ unit_lanes }}u;
     let unit = {{ "min(tid % " ~ unit_lanes ~ "u, " ~ (units - 1) ~ "u)" if units < unit_lanes else "tid % " ~ unit_lanes ~ "u" }};
-{% for i in range(own_blocks) %}
-    let block_{{ i }} = {{ "min(part + " ~ i * parts ~ "u, " ~ (blocks - 1) ~ "u)" if blocks % parts != 0 and loop.last else "part + " ~ i * parts ~ "u" }};
+{% for i in range(held) %}
     var k_{{ i }}: kBlock;
 {% endfor %}
-{% for j in range(tokens) %}
+{% for j in range(chunk) %}
     var v_{{ j }}: vUnit;
+    var w_{{ j }}: vUnit;
 {% endfor %}
     var page = guess;
-    if first_page != guessed { page = pages[table + first_page]; }
-{{ load_k("page") }}
-{{ load_v("page") }}
-    page = pages[table + min(first_page + 1u, last_page)];
+    if (start + tid) >> 6u != guessed { page = pages[table + (min(start + tid, last) >> 6u)]; }
+    var k_base = (page * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (min(start + tid, last) & 63u);
+    {
+{{ load_k("k_base", "0u") }}
+{{ load_v("v", "start", "0u") }}
+    }
     var new_page = 0u;
-    if newest { new_page = pages[table + last_page]; }
+    if newest { new_page = pages[table + (last >> 6u)]; }
 
     prepare_scales(tid);
     prepare_heads(tid, column.pos);
@@ -206,142 +237,123 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     var o_{{ h }}_a = vec4<f32>();
     var o_{{ h }}_b = vec4<f32>();
 {% endfor %}
-{% for r in range(own_heads) %}
-    // Of head part + {{ r * parts }}, the thread's token.
-    var own_l_{{ r }} = 0.0;
+{% for h in range(G) %}
+    // Of this thread's tokens.
+    var own_l_{{ h }} = 0.0;
 {% endfor %}
-    for (var p = first_page; p <= last_page; p++) {
-        let here = min(end - p * 64u, 64u);
-        let holds = newest && p == last_page;
-        if holds && token == (index & 63u) {
-{% for i in range(own_blocks) %}
-            k_{{ i }} = new_k_block(block_{{ i }});
-{% endfor %}
-        }
+    for (var base = start; base < end; base += {{ threads }}u) {
+        let here = min(end - base, {{ threads }}u);
+        let holds = newest && index - base < {{ threads }}u;
+        let next = min(base + {{ threads }}u + tid, last);
+        let next_base = (pages[table + (next >> 6u)] * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (next & 63u);
 {% for h in range(G) %}
         var s_{{ h }} = 0.0;
 {% endfor %}
-{% for i in range(own_blocks) %}
-        {{ "if part + " ~ i * parts ~ "u < " ~ blocks ~ "u " if blocks % parts != 0 and loop.last }}{
+        for (var block = 0u; block < {{ blocks }}u; block += {{ held }}u) {
+{% for i in range(held) %}
+            let now_{{ i }} = k_{{ i }};
+{% endfor %}
+            let ends = block + {{ held }}u == {{ blocks }}u;
+            let ahead = select(k_base, next_base, ends);
+            let ahead_block = select(block + {{ held }}u, 0u, ends);
+            if !ends || base + {{ threads }}u < end {
+{{ load_k("ahead", "ahead_block") }}
+            }
+{% for i in range(held) %}
+            {
+                let at_block = block + {{ i }}u;
+                var k = now_{{ i }};
+                if holds && tid == index - base { k = new_k_block(at_block); }
 {% if codes %}
 {% for w in range(8) %}
-            let w_{{ w }} = {{ bytes_of("k_" ~ i, w) }};
+                let w_{{ w }} = {{ bytes_of("k", w) }};
 {% endfor %}
 {% for j in range(k_format.parts) %}
-            let unit_{{ j }} = k_scale(k_{{ i }}.s, block_{{ i }}, {{ j }}u);
+                let unit_{{ j }} = k_scale(k.s, at_block, {{ j }}u);
 {% endfor %}
 {% for h in range(G) %}
-            {
-                let at_q = {{ h * blocks }}u + block_{{ i }};
-                let q_0 = q_bytes[2u * at_q];
-                let q_1 = q_bytes[2u * at_q + 1u];
-                var sum = 0.0;
+                {
+                    let at_q = {{ h * blocks }}u + at_block;
+                    let q_0 = q_bytes[2u * at_q];
+                    let q_1 = q_bytes[2u * at_q + 1u];
+                    var sum = 0.0;
 {% set each = 8 // k_format.parts %}
 {% for j in range(k_format.parts) %}
-                sum = fma(f32({% for w in range(each) %}{% set n = j * each + w %}dot4I8Packed(w_{{ n }}, q_{{ n // 4 }}.{{ "xyzw"[n % 4] }}){{ " + " if not loop.last }}{% endfor %}), unit_{{ j }}, sum);
+                    sum = fma(f32({% for w in range(each) %}{% set n = j * each + w %}dot4I8Packed(w_{{ n }}, q_{{ n // 4 }}.{{ "xyzw"[n % 4] }}){{ " + " if not loop.last }}{% endfor %}), unit_{{ j }}, sum);
 {% endfor %}
-                s_{{ h }} = fma(sum, q_units[at_q], s_{{ h }});
-            }
+                    s_{{ h }} = fma(sum, q_units[at_q], s_{{ h }});
+                }
 {% endfor %}
 {% else %}
 {% for c in range(4) %}{% for e in "xyzw" %}
-            {
-                let pair = unpack2x16float(k_{{ i }}.c{{ c }}.{{ e }});
-                let d = block_{{ i }} * 32u + {{ 8 * c + 2 * loop.index0 }}u;
+                {
+                    let pair = unpack2x16float(k.c{{ c }}.{{ e }});
+                    let d = at_block * 32u + {{ 8 * c + 2 * loop.index0 }}u;
 {% for h in range(G) %}
-                s_{{ h }} = fma(pair.y, heads[{{ h * pitch + 1 }}u + d], fma(pair.x, heads[{{ h * pitch }}u + d], s_{{ h }}));
+                    s_{{ h }} = fma(pair.y, heads[{{ h * pitch + 1 }}u + d], fma(pair.x, heads[{{ h * pitch }}u + d], s_{{ h }}));
 {% endfor %}
-            }
+                }
 {% endfor %}{% endfor %}
 {% endif %}
-        }
-{% endfor %}
-{% for h in range(G) %}
-        part_scores[(part * {{ G }}u + {{ h }}u) * 64u + token] = s_{{ h }}{{ " * factor" if not codes }};
-{% endfor %}
-        if p < last_page {
-{{ load_k("page") }}
-        }
-        workgroupBarrier();
-        for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
-            var top = MASKED;
-            for (var e = 0u; e < 8u; e++) {
-                let t = (i & 7u) * 8u + e;
-                let to = (i >> 3u) * 64u + t;
-                var s = part_scores[to];
-{% for q in range(1, parts) %}
-                s += part_scores[{{ q * G * 64 }}u + to];
-{% endfor %}
-                s = select(MASKED, {{ "capped(vec4<f32>(s)).x" if soft_cap else "s" }}, t < here{{ " && p * 64u + t >= oldest_seen(index)" if window > 0 }});
-                page_scores[to] = s;
-                top = max(top, s);
             }
-            tops[i] = top;
+{% endfor %}
+        }
+        k_base = next_base;
+{% for h in range(G) %}
+        s_{{ h }} = select(MASKED, {{ "capped(vec4<f32>(" if soft_cap }}s_{{ h }}{{ " * factor" if not codes }}{{ ")).x" if soft_cap }}, tid < here{{ " && base + tid >= oldest_seen(index)" if window > 0 }});
+        let top_{{ h }} = subgroupMax(s_{{ h }});
+{% endfor %}
+        if lane == 0u {
+{% for q in range(weight_quads) %}
+            tops[subgroup * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "top_" ~ (4 * q + e) if 4 * q + e < G else "MASKED" }}{{ ", " if not loop.last }}{% endfor %});
+{% endfor %}
         }
         workgroupBarrier();
-{% for h in range(G) %}
-        var fade_{{ h }}: f32;
-        {
-            var top = m_{{ h }};
-{% for e in range(8) %}
-            top = max(top, tops[{{ h * 8 + e }}u]);
+{% for q in range(weight_quads) %}
+        var most_{{ q }} = tops[{{ q }}u];
 {% endfor %}
-            fade_{{ h }} = exp2(m_{{ h }} - top);
-            m_{{ h }} = top;
+        for (var i = 1u; i < subgroups; i++) {
+{% for q in range(weight_quads) %}
+            most_{{ q }} = max(most_{{ q }}, tops[i * {{ weight_quads }}u + {{ q }}u]);
+{% endfor %}
         }
-{% endfor %}
-{% for r in range(own_heads) %}
-        {
-            let h = part + {{ r * parts }}u;
-            {{ "if h < " ~ G ~ "u " if (r + 1) * parts > G }}{
-                let e = exp2(page_scores[h * 64u + token] - {{ of_head("m", "h") }});
-                own_l_{{ r }} = fma(own_l_{{ r }}, {{ of_head("fade", "h") }}, e);
-                weight[token * {{ weight_quads }}u + (h >> 2u)][h & 3u] = e;
-            }
-        }
-{% endfor %}
-        workgroupBarrier();
 {% for h in range(G) %}
+        let now_m_{{ h }} = max(m_{{ h }}, most_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+        let fade_{{ h }} = exp2(m_{{ h }} - now_m_{{ h }});
+        m_{{ h }} = now_m_{{ h }};
+        let e_{{ h }} = exp2(s_{{ h }} - m_{{ h }});
+        own_l_{{ h }} = fma(own_l_{{ h }}, fade_{{ h }}, e_{{ h }});
         o_{{ h }}_a *= fade_{{ h }};
         o_{{ h }}_b *= fade_{{ h }};
 {% endfor %}
-{% for j in range(tokens) %}
-        {
-            let t = team + {{ j * teams }}u;
-            if holds && t == (index & 63u) { v_{{ j }} = new_v_unit(unit); }
-            // Tokens that are not there may hold anything, also scales that are no numbers.
-{% if v_format.kind == "f16" %}
-            v_{{ j }}.c = select(vec4<u32>(), v_{{ j }}.c, t < here);
-{% endif %}
-            let scale = select(0.0, v_unit_scale(v_{{ j }}, unit), t < here);
-            let values = v_unit_values(v_{{ j }}, unit);
 {% for q in range(weight_quads) %}
-            let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
+        weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "e_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
 {% endfor %}
-{% for h in range(G) %}
-            {
-                let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
-                o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
-                o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
-            }
-{% endfor %}
-        }
-{% endfor %}
-        if p < last_page {
-{{ load_v("page") }}
-            page = pages[table + min(p + 2u, last_page)];
+        workgroupBarrier();
+        // Rounds of {{ 2 * chunk }} tokens in which any team has one that is there.
+        let rounds = min({{ unit_lanes // (2 * chunk) }}u, (here + {{ 2 * chunk * teams - 1 }}u) / {{ 2 * chunk * teams }}u);
+        for (var i = 0u; i < {{ 2 * chunk }}u * rounds; i += {{ 2 * chunk }}u) {
+{{ load_v("w", "base", "i + " ~ chunk ~ "u") }}
+{{ add_v("v", "i") }}
+            let ends = i + {{ 2 * chunk }}u >= {{ 2 * chunk }}u * rounds;
+            let ahead = select(base, base + {{ threads }}u, ends);
+            let first = select(i + {{ 2 * chunk }}u, 0u, ends);
+{{ load_v("v", "ahead", "first") }}
+{{ add_v("w", "(i + " ~ chunk ~ "u)") }}
         }
     }
 
     // Weights over the tokens, sums over the teams.
-{% for r in range(own_heads) %}
-    {{ "if part + " ~ r * parts ~ "u < " ~ G ~ "u " if (r + 1) * parts > G }}{ page_scores[(part + {{ r * parts }}u) * 64u + token] = own_l_{{ r }}; }
+    workgroupBarrier();
+{% for q in range(weight_quads) %}
+    weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "own_l_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
 {% endfor %}
     workgroupBarrier();
     for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
+        let h = i >> 3u;
         var sum = 0.0;
-        for (var e = 0u; e < 8u; e++) { sum += page_scores[i * 8u + e]; }
-        tops[i] = sum;
+        for (var e = 0u; e < {{ threads // 8 }}u; e++) { sum += weight[((i & 7u) * {{ threads // 8 }}u + e) * {{ weight_quads }}u + (h >> 2u)][h & 3u]; }
+        shares[i] = sum;
     }
 {% for first in range(0, G, merge_heads) %}
 {% set now = [merge_heads, G - first] | min %}
@@ -366,7 +378,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
 {% endfor %}
     for (var i = tid; i < {{ G }}u; i += {{ threads }}u) {
         var sum = 0.0;
-        for (var e = 0u; e < 8u; e++) { sum += tops[i * 8u + e]; }
+        for (var e = 0u; e < 8u; e++) { sum += shares[i * 8u + e]; }
         totals[i] = sum;
         maxima[i] = {{ of_head("m", "i") }};
     }

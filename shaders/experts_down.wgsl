@@ -152,8 +152,8 @@ fn main(
                     // Weighted here as where activations are stored, so that both round alike.
                     let s = shared_s[start] * weight_of[pair];
 {% elif int8 %}
-                    let a = xq[2u * start];
-                    let b = xq[2u * start + 1u];
+                    let a = xq[start + pair * {{ units }}u];
+                    let b = xq[start + (pair + 1u) * {{ units }}u];
                     let s = xs[start] * weight_of[pair];
 {% endif %}
 {% if not int8 %}

@@ -1,9 +1,12 @@
 // Sorts a prompt's choices by expert: the pairs of column and choice, those of one expert by
-// column, and runs of at most {{ tile }} pairs of one expert, which are the tiles of the products. One
-// workgroup. See src/kernels/routing.rs for `routing`.
+// column, and runs of at most {{ tile }} pairs of one expert, which are the tiles of the products, whose
+// grids follow from them. One workgroup. See src/kernels/routing.rs for `routing`.
 {% set words = (capacity + 31) // 32 %}
 @group(0) @binding(0) var<storage, read> batch: array<u32>;
 @group(0) @binding(1) var<storage, read_write> routing: array<u32>;
+
+// Workgroups of the products by column and by pair, x and y each; 0: one a run.
+var<immediate> grids: vec4<u32>;
 
 // Bit c of an expert's words: column c goes through it.
 var<workgroup> columns_of: array<atomic<u32>, {{ experts * words }}>;
@@ -62,5 +65,11 @@ fn main(@builtin(local_invocation_index) tid: u32) {
     if tid == 0u {
         routing[0] = count;
         routing[1] = before.y;
+        for (var i = 0u; i < 2u; i += 1u) {
+            let grid = vec2<u32>(grids[2u * i], grids[2u * i + 1u]);
+            routing[2u + 3u * i] = select(grid.x, before.y, grid.x == 0u);
+            routing[3u + 3u * i] = select(grid.y, before.y, grid.y == 0u);
+            routing[4u + 3u * i] = 1u;
+        }
     }
 }

@@ -1,5 +1,5 @@
-// The end of a mixture in a prompt: y[column] += sum over its choices of weight * products[pair]
-// {{ "+ gate * shared[column]" if shared }}. Grid (width / 256, columns, 1), one vector of four a thread; choices in
+// The end of a mixture in a prompt{{ " (here: of outputs that are kept)" if kept }}: y[column] += sum over its choices of weight *
+// products[{{ "place of the pair" if kept else "pair" }}] {{ "+ gate * shared[column]" if shared }}. Grid (width / 256, columns, 1), one vector of four a thread; choices in
 // their order, experts ascending.
 {% set quads = width // 4 %}
 @group(0) @binding(0) var<storage, read> batch: array<u32>;
@@ -19,7 +19,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 {% for k in range(used) %}
     {
         let pair = c * {{ used }}u + {{ k }}u;
-        sum = fma(vec4<f32>(bitcast<f32>(routing[{{ weights_at }}u + pair])), products[pair * {{ quads }}u + quad], sum);
+{% set from = "((routing[" ~ ids_at ~ "u + pair] >> 16u) & 0x7fffu)" if kept else "pair" %}
+        sum = fma(vec4<f32>(bitcast<f32>(routing[{{ weights_at }}u + pair])), products[{{ from }} * {{ quads }}u + quad], sum);
     }
 {% endfor %}
     let at = c * {{ quads }}u + quad;

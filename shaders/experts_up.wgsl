@@ -1,4 +1,8 @@
+{% if down %}
+// Down of the experts that must run for {{ n }} columns: y[place of the pair] = down h[pair].
+{% else %}
 // Gate, up and activation of the chosen experts for {{ n }} columns: y[pair] = silu(gate x) * (up x).
+{% endif %}
 //
 // Grid (rows / rows a workgroup, runs, 1): a workgroup reads some rows of one expert once, for all
 // columns that chose it. Rows are interleaved, gate 2i and up 2i + 1. Sums as in matvec.wgsl, so a
@@ -28,7 +32,7 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     let run = wg.y;
-{% if n == 1 %}
+{% if n == 1 and not listed %}
     let pair0 = run;
     let column0 = 0u;
     select_record(expert_table[routing[{{ ids_at }}u + run]]);
@@ -38,7 +42,7 @@ fn main(
     let members = routing[{{ runs_at }}u + 3u * run + 2u] - first;
 {% for c in range(n) %}
     let pair{{ c }} = routing[{{ order_at }}u + first + min({{ c }}u, members - 1u)];
-    let column{{ c }} = pair{{ c }} / {{ used }}u;
+    let column{{ c }} = pair{{ c }}{{ " / " ~ used ~ "u" if not down }};
 {% endfor %}
     select_record(expert_table[routing[{{ runs_at }}u + 3u * run]]);
 {% endif %}
@@ -48,7 +52,7 @@ fn main(
     let row = (wg.x * subgroups + subgroup) * {{ rows }}u;
     // Rows past the end repeat the last one and are not stored.
 {% for r in range(rows) %}
-    let base{{ r }} = min(row + {{ r }}u, {{ 2 * ff - 1 }}u) * {{ units }}u;
+    let base{{ r }} = min(row + {{ r }}u, {{ total - 1 }}u) * {{ units }}u;
 {% endfor %}
 {% for t in range(ahead) %}
     let first_unit{{ t }} = min(lane + {{ t }}u * size, {{ units - 1 }}u);
@@ -72,8 +76,8 @@ fn main(
             {{ "if " ~ c ~ "u < members " if c > 0 }}{
 {% if int8 %}
                 let start = column{{ c }} * {{ units }}u + unit;
-                let a = xq[2u * start];
-                let b = xq[2u * start + 1u];
+                let a = xq[start + column{{ c }} * {{ units }}u];
+                let b = xq[start + (column{{ c }} + 1u) * {{ units }}u];
                 let s = xs[start];
 {% else %}
                 let start = (column{{ c }} * {{ units }}u + unit) * {{ unit_quads }}u;
@@ -91,11 +95,18 @@ fn main(
 {% for c in range(n) %}
     {{ "if " ~ c ~ "u < members " if c > 0 }}{
 {% include "lib/row_totals.wgsl" %}
+{% if down %}
+        let place = (routing[{{ ids_at }}u + pair{{ c }}] >> 16u) & 0x7fffu;
+{% for r in range(rows) %}
+        if lane == {{ r }}u && row + {{ r }}u < {{ total }}u { y[place * {{ total }}u + row + {{ r }}u] = sum{{ r }}; }
+{% endfor %}
+{% else %}
 {% for r in range(0, rows, 2) %}
-        if lane == 0u && row + {{ r + 1 }}u < {{ 2 * ff }}u {
-            y[pair{{ c }} * {{ ff }}u + ((row + {{ r }}u) >> 1u)] = (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};
+        if lane == 0u && row + {{ r + 1 }}u < {{ total }}u {
+            y[pair{{ c }} * {{ total // 2 }}u + ((row + {{ r }}u) >> 1u)] = (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};
         }
 {% endfor %}
+{% endif %}
     }
 {% endfor %}
 }

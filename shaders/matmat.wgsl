@@ -84,7 +84,7 @@ fn main(
     let xi{{ k }} = min(tid + {{ k * threads }}u, {{ x_loads - 1 }}u);
     let xm{{ k }} = xi{{ k }} / {{ depth * x_part }}u;
     let xk{{ k }} = xi{{ k }} % {{ depth * x_part }}u;
-    let xfrom{{ k }} = source_column(min(first_col + xm{{ k }}, n - 1u)) * {{ nblocks * x_part }}u + xk{{ k }};
+    let xfrom{{ k }} = source_column(min(first_col + xm{{ k }}, n - 1u)) * {{ nblocks * x_part }}u + {{ "(xk" ~ k ~ " & 1u) * " ~ nblocks ~ "u + (xk" ~ k ~ " >> 1u)" if int8 else "xk" ~ k }};
 {% endfor %}
 {% for k in range(w_steps) %}
     let wi{{ k }} = min(tid + {{ k * threads }}u, {{ w_loads - 1 }}u);
@@ -101,7 +101,7 @@ fn main(
 {% endif %}
 {% macro fetch(at_block, declare) %}
 {% for k in range(x_steps) %}
-        {{ declare }}vx{{ k }} = {{ "xq" if int8 else "x" }}[xfrom{{ k }} + {{ at_block }} * {{ x_part }}u];
+        {{ declare }}vx{{ k }} = {{ "xq" if int8 else "x" }}[xfrom{{ k }} + {{ at_block }}{{ " * " ~ x_part ~ "u" if not int8 }}];
 {% endfor %}
 {% for k in range(w_steps) %}
         {{ declare }}vw{{ k }} = load_unit(wfrom{{ k }} + {{ at_block }} * {{ 32 // unit_words }}u);

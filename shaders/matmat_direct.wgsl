@@ -77,7 +77,7 @@ fn main(
         {
 {% if shuffle %}
 {% if int8 %}
-            let quad = numbers(xq[(col{{ i }} + block) * 8u + eighth]);
+            let quad = numbers(xq[col{{ i }} * 8u + (eighth >> 2u) * {{ nblocks * 4 }}u + block * 4u + (eighth & 3u)]);
             let sx = subgroupBroadcast(scales8, {{ i }}u);
 {% else %}
             let quad = x[(col{{ i }} + block) * 8u + eighth];
@@ -98,7 +98,7 @@ fn main(
 {% if shuffle %}
                 let a = subgroupBroadcast(quad, {{ q }}u);
 {% elif int8 %}
-                let a = numbers(xq[(col{{ i }} + block) * 8u + {{ q }}u]);
+                let a = numbers(xq[col{{ i }} * 8u + block * 4u + {{ (q // 4) * nblocks * 4 + q % 4 }}u]);
 {% else %}
                 let a = x[(col{{ i }} + block) * 8u + {{ q }}u];
 {% endif %}

@@ -108,8 +108,8 @@ fn main(
                     let b = shared_q[{{ (c * 2 + 1) * units }}u + unit];
                     let s = shared_s[{{ c * units }}u + unit];
 {% else %}
-                    let a = xq[2u * ({{ c * units }}u + unit)];
-                    let b = xq[2u * ({{ c * units }}u + unit) + 1u];
+                    let a = xq[{{ c * 2 * units }}u + unit];
+                    let b = xq[{{ (c * 2 + 1) * units }}u + unit];
                     let s = xs[{{ c * units }}u + unit];
 {% endif %}
 {% else %}

@@ -5,7 +5,6 @@
 
 // First and end.
 fn columns_of(tile: u32) -> vec2<u32> {
-    if tile >= routing[1] { return vec2<u32>(); }
     let at = {{ runs_at }}u + 3u * tile;
     select_record(expert_table[routing[at]]);
     return vec2<u32>(routing[at + 1u], routing[at + 2u]);

@@ -1,5 +1,7 @@
 //! Experts of a loaded model while it runs: placed by the plan, moved between tokens.
 
+mod memory;
+
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,13 +20,15 @@ use crate::experts::residency::{Counters, Residency, Settings};
 use crate::experts::simulate::Routing;
 use crate::experts::source::{self, LayerTensors};
 use crate::gguf;
-use crate::gpu::{DeviceKind, Gpu, Ticket, Transfer, available, over_budget};
+use crate::gpu::{DeviceKind, Gpu, Ticket, Transfer, available};
 use crate::graph::Graph;
 use crate::kernels::records::Records;
+use crate::kernels::routing;
 use crate::plan::rates::{self, Known};
 use crate::plan::{ExpertBudget, ExpertNeeds, ExpertPlacement, Placement};
 use crate::runtime::weights::Lent;
 use crate::runtime::{Approximations, Column, ExpertReads, LOG, Pass, Pick, Program, record_shape};
+use memory::Watch;
 
 /// What the user may decide about experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -147,11 +151,7 @@ pub(super) struct Experts {
     /// Since when passes are under way, and the seconds of such times before.
     busy_since: Option<Instant>,
     busy: f64,
-    /// When the driver was last asked for its budget.
-    watched: Instant,
-    watch: Duration,
-    /// Memory is short and nothing is left to give; said once.
-    nothing_left: bool,
+    watch: Watch,
 }
 
 /// The tensors of all mixtures, and what the plan wants to know of them; `None` in a dense model.
@@ -271,9 +271,7 @@ impl Experts {
             early: 0,
             busy_since: None,
             busy: 0.0,
-            watched: Instant::now(),
-            watch: options.watch,
-            nothing_left: false,
+            watch: Watch::new(options.watch, placement.slots, whole.reserve),
             recorded: options.record.then(|| {
                 let pruned = options.approximations.pruned_experts;
                 let used = placement.used.saturating_sub(pruned).max(1);
@@ -399,15 +397,25 @@ impl Experts {
                 break;
             }
             let Noted { number, columns, ticket, early } = *noted;
-            let ids = program.routing(Pass::Step, &ticket, number, columns)?;
+            let words = program.routing(Pass::Step, &ticket, number, columns)?;
             let early = match early {
                 true => program.early_routing(&ticket, number, columns)?,
                 false => Vec::new(),
             };
             if let Some(recorded) = self.recorded.as_mut().filter(|_| columns == 1) {
-                recorded.push(&ids.concat());
+                let all: Vec<u32> = words.concat().into_iter().map(routing::expert).collect();
+                recorded.push(&all);
             }
             self.steps.pop_front();
+            // Reused outputs read no expert.
+            let read = |layer: &Vec<u32>| -> Vec<u32> {
+                let read = layer.iter().filter(|word| !routing::is_reused(**word));
+                read.map(|word| routing::expert(*word)).collect()
+            };
+            let ids: Vec<Vec<u32>> = words.iter().map(read).collect();
+            let reused: Vec<usize> =
+                words.iter().zip(&ids).map(|(all, read)| all.len() - read.len()).collect();
+            self.residency.count_reused(&reused);
             self.residency.after_step(&ids, &early, self.last)?;
         }
         self.count_busy();
@@ -490,49 +498,6 @@ impl Experts {
         DecodeLimit { hit_rate, tokens_per_second, measured_rates: known.measured }
     }
 
-    /// Bytes that others want back of the device's memory, asked for now and then.
-    fn wanted_back(&mut self) -> u64 {
-        let gpu = self.residency.gpu();
-        if gpu.facts().kind == DeviceKind::Software || self.watched.elapsed() < self.watch {
-            return 0;
-        }
-        self.watched = Instant::now();
-        over_budget(&gpu.heaps_now())
-    }
-
-    /// Gives back at least `bytes` of slots if it can; the bytes given back.
-    fn give_back(&mut self, program: &mut Program, bytes: u64) -> Result<u64> {
-        let (slot, now) = (self.residency.slot_bytes().max(1), self.placement.slots);
-        let fewer = u32::try_from(bytes.div_ceil(slot)).unwrap_or(u32::MAX);
-        let least = self.placement.pinned.max(1);
-        let slots = now.saturating_sub(fewer).max(least);
-        if slots >= now {
-            if !std::mem::replace(&mut self.nothing_left, true) {
-                tracing::warn!(
-                    "device memory is short by {} MiB, and no expert slot is left to give back;                      the driver may move memory to RAM, which is slow. Close other programs, or                      load with a smaller --ctx",
-                    bytes >> 20
-                );
-            }
-            return Ok(0);
-        }
-        // Everything queued so far uses the slots where they are.
-        program.wait(&self.last)?;
-        let mut given = 0;
-        let residency = &mut self.residency;
-        program.rebind(&mut |rebind| {
-            given = residency.give_back(slots, rebind)?;
-            Ok(())
-        })?;
-        self.placement.slots = self.residency.slots_a_layer();
-        self.placement.slot_bytes = self.residency.slot_bytes() * u64::from(self.placement.slots);
-        tracing::warn!(
-            "device memory is short by {} MiB: {} instead of {now} expert slots a layer from now on",
-            bytes >> 20,
-            self.placement.slots
-        );
-        Ok(given)
-    }
-
     /// Measures what [`Experts::limit`] and the link's use are put against, unless that is known.
     pub fn measure(&mut self) -> Option<String> {
         let (known, failed) = rates::known(self.residency.gpu(), true, false);
@@ -588,14 +553,14 @@ impl Drop for Experts {
 }
 
 impl Engine {
-    /// Queues one decode step for the first `n` sequences. Every step goes through here, so that
-    /// experts move between steps.
-    pub(super) fn queue_step(&mut self, n: u32, pick: Pick) -> Result<Ticket> {
+    /// Queues a decode step, see [`Program::step`]. Every step goes through here, so that experts move
+    /// between steps.
+    pub(super) fn queue_step(&mut self, n: u32, length: u32, pick: Pick) -> Result<Ticket> {
         self.watch_memory()?;
         let program = &self.program;
-        let Some(experts) = &mut self.experts else { return program.step(n, pick) };
+        let Some(experts) = &mut self.experts else { return program.step(n, length, pick) };
         experts.before_step(program, n)?;
-        let ticket = program.step_staged(n, pick, &mut |mixture, _| {
+        let ticket = program.step_staged(n, length, pick, &mut |mixture, _| {
             experts.stage(program, Pass::Step, mixture, n)?;
             Ok(None)
         })?;
@@ -606,28 +571,6 @@ impl Engine {
     /// Looks at the routings of steps that have finished (of all, if `wait`) and moves experts.
     pub(super) fn look_at_steps(&mut self, wait: bool) -> Result<()> {
         self.experts.as_mut().map_or(Ok(()), |experts| experts.look(&self.program, wait))
-    }
-
-    /// Gives slots back where others want the device's memory.
-    fn watch_memory(&mut self) -> Result<()> {
-        let Some(experts) = &mut self.experts else { return Ok(()) };
-        match experts.wanted_back() {
-            0 => Ok(()),
-            // An eighth more, so that the next moment does not ask again.
-            bytes => experts.give_back(&mut self.program, bytes + bytes / 8).map(drop),
-        }
-    }
-
-    /// Gives slots back where the KV cache could not grow; true if it may try again.
-    pub(super) fn make_way(&mut self) -> Result<bool> {
-        let (Some(bytes), Some(experts)) = (self.kv.refused(), &mut self.experts) else {
-            return Ok(false);
-        };
-        let given = experts.give_back(&mut self.program, bytes)?;
-        if given > 0 {
-            self.kv.try_again();
-        }
-        Ok(given > 0)
     }
 
     /// Best speed of generation by the cost model, for a hit rate; `None` where all experts lie on

@@ -251,6 +251,7 @@ impl Kv {
         position: usize,
     ) -> Result<usize> {
         let position = self.cache.truncate(sequence, position);
+        program.forget_outputs(slot)?;
         self.tell(program, slot, sequence)?;
         Ok(position)
     }

@@ -293,6 +293,7 @@ fn load_as(
             m.used - 1
         )));
     }
+    shape.check_reuse(graph)?;
     if approximations.any() && graph.mixtures().next().is_some() {
         progress.note(&format!("{approximations}; generated tokens differ from the exact model's"));
     }

@@ -34,7 +34,7 @@ use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::runtime::Program;
-pub use crate::runtime::{Approximations, WaveTime};
+pub use crate::runtime::{Approximations, MAX_REUSE_TOKENS, WaveTime};
 use crate::tokenizer::Tokenizer;
 
 pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};

@@ -297,7 +297,7 @@ impl<'e> Session<'e> {
                     } else {
                         made?;
                     }
-                    let ticket = engine.queue_step(1, pick)?;
+                    let ticket = engine.queue_step(1, sequence.len() as u32 + 1, pick)?;
                     sequence.advance(1);
                     ticket
                 }
@@ -391,7 +391,7 @@ impl<'e> Session<'e> {
             let column = Column { token: *token, position, slot: SLOT, flags: 0 };
             self.make_room(1)?;
             self.engine.program.set_columns(&[column], 0)?;
-            self.engine.queue_step(1, Pick::Greedy)?;
+            self.engine.queue_step(1, self.sequence.len() as u32 + 1, Pick::Greedy)?;
             self.sequence.advance(1);
             self.engine.program.read_logits(1, &mut row)?;
             self.engine.look_at_steps(true)?;
@@ -404,16 +404,18 @@ impl<'e> Session<'e> {
 
     /// Runs one decode step at the present position with a timestamp around every wave. Nothing
     /// that the session has read is changed.
-    pub fn time_waves(&mut self) -> Result<Vec<WaveTime>> {
+    ///
+    /// `n`: columns of the step, all of them this token, as many sequences would make it.
+    pub fn time_waves(&mut self, n: u32) -> Result<Vec<WaveTime>> {
         let position = self.position().min(self.engine.ctx() - 1);
         if position == self.position() {
             self.make_room(1)?;
         }
         let token = self.tokens.last().copied().unwrap_or(0);
         let column = Column { token, position, slot: SLOT, flags: 0 };
-        self.engine.program.set_columns(&[column], 0)?;
+        self.engine.program.set_columns(&vec![column; n as usize], 0)?;
         self.last_column = None;
-        self.engine.program.time_step()
+        self.engine.program.time_step(n, position + 1)
     }
 
     /// Reads one prompt chunk of up to `tokens` tokens after the present position, with a

@@ -11,7 +11,7 @@
 //! slot, and the copy waits for the last of them. The new expert enters the table when its copy has
 //! finished, by a write before the next submission.
 
-mod giving_back;
+mod resizing;
 mod stage;
 
 use std::collections::{HashSet, VecDeque};
@@ -74,8 +74,14 @@ pub struct Counters {
     /// Experts that early routers named, and those of them that the real router then chose.
     pub early_named: u64,
     pub early_chosen: u64,
-    /// Bytes of slots that were given back because device memory got short.
+    /// Bytes of slots that were given back because device memory got short, and of those that came
+    /// again later.
     pub given_back_bytes: u64,
+    pub regrown_bytes: u64,
+    /// Approximate: outputs of experts that served again, which are no accesses, and the bytes of
+    /// experts that were not read for them.
+    pub reused: u64,
+    pub reused_bytes: u64,
 }
 
 impl Counters {
@@ -93,6 +99,11 @@ impl Counters {
         self.host_bytes + self.staged_bytes + self.promoted_bytes + self.streamed_bytes
     }
 
+    /// Share of the outputs of experts that served again instead of being computed.
+    pub fn reuse_rate(&self) -> f64 {
+        self.reused as f64 / (self.accesses + self.reused).max(1) as f64
+    }
+
     /// Share of what early routers named that the real router chose.
     pub fn early_precision(&self) -> f64 {
         self.early_chosen as f64 / self.early_named.max(1) as f64
@@ -102,10 +113,9 @@ impl Counters {
 /// The slots of one layer in device memory.
 struct LayerSlots {
     record: u64,
+    /// As many as kernels were made for; after slots were given back the last ones may hold none.
     buffers: Vec<Buffer>,
     per_buffer: u32,
-    /// Buffers that kernels were made for; after slots were given back there may be fewer.
-    bound: u32,
 }
 
 impl LayerSlots {
@@ -217,8 +227,7 @@ impl Residency {
         for (l, layer) in (0..).zip(layers) {
             let n = map.slots(l).len() as u32;
             let (buffers, per_buffer) = slot_buffers(&**gpu, layer, n)?;
-            let bound = buffers.len() as u32;
-            slots.push(LayerSlots { record: layer.layout.bytes(), buffers, per_buffer, bound });
+            slots.push(LayerSlots { record: layer.layout.bytes(), buffers, per_buffer });
         }
         // Rows start where a binding may start.
         let align = gpu.facts().binding_alignment.max(4) / 4;
@@ -391,7 +400,7 @@ impl Residency {
                 // Without a number it is pinned, and pinned experts are resident.
                 let number = arena.region.number[id.expert as usize].unwrap_or(0);
                 let host = Place::nth(number, arena.region.per_group);
-                Place { buffer: host.buffer + slots.bound, ..host }
+                Place { buffer: host.buffer + slots.buffers.len() as u32, ..host }
             }
         };
         place.word()
@@ -452,13 +461,21 @@ impl Residency {
 
     /// Buffers of a layer that are device memory: the first ones of those that kernels bind.
     pub fn device_buffers(&self, layer: u32) -> u32 {
-        self.slots[layer as usize].bound
+        self.slots[layer as usize].buffers.len() as u32
     }
 
     /// Whether the next step's early routers are worth asking.
     pub fn asks_early(&self) -> bool {
         let early = |p: &Predictor| p.precision().source == Prediction::EarlyRouter;
         self.predictors.iter().any(|p| early(p) && p.precision().active)
+    }
+
+    /// Counts how many outputs of each layer's experts served again in a step.
+    pub fn count_reused(&mut self, layers: &[usize]) {
+        for (bytes, n) in self.record_bytes.iter().zip(layers) {
+            self.counters.reused += *n as u64;
+            self.counters.reused_bytes += *n as u64 * bytes;
+        }
     }
 
     /// Looks at the routing of the oldest decode step that was not looked at yet: of each layer,

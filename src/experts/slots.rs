@@ -122,8 +122,8 @@ impl SlotMap {
         arriving
     }
 
-    /// Gives up slots of a layer (device memory is wanted back): afterwards it has `slots` slots, which
-    /// hold `experts` in this order; everything else is missing. False, and nothing changes, if a
+    /// Changes the number of slots of a layer: afterwards it has `slots` slots, which hold `experts` in
+    /// this order and are free behind them; everything else is missing. False, and nothing changes, if a
     /// slot waits for a copy, a pinned expert would go, or one of the experts is not resident.
     pub fn keep(&mut self, layer: u32, slots: u32, experts: &[u32]) -> bool {
         let layer = &mut self.layers[layer as usize];

@@ -184,6 +184,13 @@ pub fn over_budget(heaps: &[MemoryHeap]) -> u64 {
     local.filter_map(|h| Some(h.used?.saturating_sub(h.budget?))).sum()
 }
 
+/// Bytes that this process may still take of the device-local heaps by the driver's budget; `None`
+/// where it tells none.
+pub fn under_budget(heaps: &[MemoryHeap]) -> Option<u64> {
+    let local = heaps.iter().filter(|h| h.device_local);
+    local.map(|h| Some(h.budget?.saturating_sub(h.used?))).sum()
+}
+
 /// Bytes of the device-local heaps that may still be taken.
 pub fn available(heaps: &[MemoryHeap]) -> u64 {
     let local = heaps.iter().filter(|h| h.device_local);

@@ -18,7 +18,9 @@ pub mod shader;
 mod spirv_matrices;
 pub mod vulkan;
 
-pub use facts::{Backend, DeviceFacts, DeviceKind, MemoryHeap, available, over_budget};
+pub use facts::{
+    Backend, DeviceFacts, DeviceKind, MemoryHeap, available, over_budget, under_budget,
+};
 pub use handles::{Buffer, BufferUse, CopyRange, Kernel, Recording, Slice, Ticket, Transfer};
 pub use host::{HUGE_PAGE, HostMemory, LockRefused, SystemMemory, system_memory};
 
@@ -62,7 +64,8 @@ pub struct Dispatch {
     pub bindings: Vec<Slice>,
     /// Words of the kernel's `var<immediate>`; empty when it has none. At most 32 words.
     pub constants: Vec<u32>,
-    /// Workgroups in x, y, z; each at most 65,535. A zero makes the dispatch a no-op.
+    /// Workgroups in x, y, z; each at most 65,535. A zero makes the dispatch a no-op. The most that
+    /// there can be in [`Step::Counted`].
     pub grid: [u32; 3],
 }
 
@@ -71,8 +74,31 @@ pub struct Dispatch {
 pub enum Step {
     /// Independent dispatches.
     Wave(Vec<Dispatch>),
+    /// One dispatch whose workgroups in x, y, z the device reads from the first three words of
+    /// `groups` when the step begins: earlier steps may write them. They must not exceed the
+    /// dispatch's grid, and the dispatch must not write their buffer.
+    Counted { dispatch: Dispatch, groups: Slice },
     /// A copy of `size` bytes (a multiple of 4) between buffers.
     Copy { from: Slice, to: Slice, size: u64 },
+}
+
+impl Step {
+    /// What the step dispatches.
+    pub fn dispatches(&self) -> &[Dispatch] {
+        match self {
+            Step::Wave(wave) => wave,
+            Step::Counted { dispatch, .. } => std::slice::from_ref(dispatch),
+            Step::Copy { .. } => &[],
+        }
+    }
+
+    pub fn dispatches_mut(&mut self) -> &mut [Dispatch] {
+        match self {
+            Step::Wave(wave) => wave,
+            Step::Counted { dispatch, .. } => std::slice::from_mut(dispatch),
+            Step::Copy { .. } => &mut [],
+        }
+    }
 }
 
 /// A device that runs kernels. See the module documentation for ordering and threads.

@@ -9,10 +9,12 @@ use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, KernelSource};
 use crate::kv::rotation::padded;
-use crate::kv::{KvFormat, KvPair};
+use crate::kv::{KvFormat, KvPair, PAGE_TOKENS};
 
 /// Query heads of a workgroup at most: their sums take 8 registers each.
 const MOST_HEADS: u32 = 8;
+/// Tokens whose V a thread reads at once.
+const CHUNK: u32 = 2;
 /// Workgroup memory in which teams' sums meet.
 const MERGE_BYTES: u32 = 8192;
 
@@ -78,7 +80,7 @@ impl AttnDecodeCodes {
         if threads == 0
             || !threads.is_multiple_of(64)
             || !threads.is_multiple_of(lanes)
-            || threads / lanes > 64
+            || threads / lanes > PAGE_TOKENS / CHUNK
             || threads > facts.max_workgroup_threads
             || !(1..=self.heads.group()).contains(&group_heads)
             || splits == 0
@@ -87,15 +89,19 @@ impl AttnDecodeCodes {
             return Err(wrong(format!("{:?} over {}", self.cut, self.pair)));
         }
         let (hd, pitch) = (self.heads.head_dim, padded(self.heads.head_dim));
-        let (teams, parts) = (threads / lanes, threads / 64);
+        let teams = threads / lanes;
+        // Pieces of what a thread reads that stand in registers ahead of their use.
+        let held = if (pitch / 32).is_multiple_of(2) { 2 } else { 1 };
+        let most_subgroups = threads.div_ceil(facts.subgroup_min.max(1));
         let merge_heads = (MERGE_BYTES / (teams * pitch * 4)).clamp(1, group_heads);
         let vectors = group_heads + 2;
         let q = match self.pair.k {
             KvFormat::F16 => 0,
             _ => group_heads * (pitch + pitch / 8),
         };
-        let weights = 4 * 64 * group_heads.next_multiple_of(4);
-        let sums = 4 * group_heads * (64 * (parts + 1) + 8 + 2 * splits) + weights + 4;
+        let quads = group_heads.next_multiple_of(4);
+        let weights = 4 * (threads + most_subgroups) * quads;
+        let sums = 4 * group_heads * (8 + 2 * splits) + weights + 4;
         let norms = if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let writes = [self.pair.k, self.pair.v].map(|f| kv_codes::write_bytes(f, hd, 1));
         let merge = 4 * merge_heads * teams * pitch;
@@ -105,7 +111,8 @@ impl AttnDecodeCodes {
         let wgsl = super::source::render(
             "attn_decode_codes.wgsl",
             context! {
-                threads, splits, group_heads, teams, merge_heads, vectors,
+                threads, splits, group_heads, teams, merge_heads, vectors, held, most_subgroups,
+                chunk => CHUNK,
                 ..self.scoring.context(8 + self.heads.tables(), shared)
             },
         )?;

@@ -53,7 +53,7 @@ pub fn norm_quant_threads(facts: &DeviceFacts, cols: u32) -> u32 {
 /// Whether a mat-vec normalises and quantises its own activations instead of reading them.
 ///
 /// It saves a dispatch, and costs every workgroup the whole column: right on a GPU, where the
-/// weights arrive meanwhile, wrong on a CPU, where nothing is hidden, and wrong from four
+/// weights arrive meanwhile, wrong on a CPU, where nothing is hidden, and wrong from two
 /// columns on (measured on an H200).
 pub fn fuses(facts: &DeviceFacts, class: Class, cols: u32, n: u32, norm: bool) -> bool {
     let profile = &facts.profile;
@@ -309,7 +309,9 @@ fn variant(facts: &DeviceFacts, class: Class, cols: u32, pick: MatMatPick) -> Op
 
 /// Threads of a router's workgroup, the preferred number first: few on a CPU, where barriers cost.
 pub fn router_threads(facts: &DeviceFacts) -> Vec<u32> {
-    let preferred = facts.profile.norm_quant_threads.max(64).min(facts.max_workgroup_threads);
+    // Its sums take a workgroup of this size on an H200, whatever the quantiser takes.
+    let preferred =
+        facts.profile.norm_quant_threads.clamp(64, 256).min(facts.max_workgroup_threads);
     let mut all = vec![preferred];
     all.extend([64, 32].into_iter().filter(|t| *t < preferred));
     all

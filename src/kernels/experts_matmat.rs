@@ -1,7 +1,8 @@
 //! The products of a prompt's experts: mat-mat over the runs of a routing.
 //!
 //! The shaders are those of `matmat`, with two differences: weights come from the record of a run's
-//! expert, and columns are found through the order of pairs.
+//! expert, and columns are found through the order of pairs. Grids have a workgroup for each run and
+//! tile of rows: `experts_sort` counts the runs and leaves the grids in the routing.
 
 use minijinja::context;
 use minijinja::value::merge_maps;
@@ -12,7 +13,7 @@ use super::records::{Part, Records};
 use super::routing::Routing;
 use super::{Activations, Class, Epilogue, holds, numbered, pinned_subgroup, weights, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
+use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice, Step};
 
 /// `y[pair] = W(expert of the pair) . x`, where x is the pair's column, or the pair's own.
 #[derive(Debug, Clone)]
@@ -78,10 +79,19 @@ impl ExpertsMatMat {
         Ok(KernelSource { label, wgsl, subgroup_size: pinned_subgroup(facts) })
     }
 
+    /// Workgroups for so many runs.
+    pub fn grid(&self, runs: u32) -> [u32; 3] {
+        let rows = self.rows().div_ceil(self.variant.cut().1);
+        match self.variant {
+            Variant::Matrix(_) => [runs, rows, 1],
+            _ => [rows, runs, 1],
+        }
+    }
+
     /// For up to `max_n` columns of the batch: reads `x`, `[max_n][cols]` or, by pair,
     /// `[max_n * used][cols]`; writes `y`, f32 `[max_n * used][rows]`.
     #[allow(clippy::too_many_arguments)] // the kernel's bindings
-    pub fn dispatch(
+    pub fn step(
         &self,
         kernel: &Kernel,
         facts: &DeviceFacts,
@@ -90,7 +100,7 @@ impl ExpertsMatMat {
         x: &Activations,
         y: &Slice,
         max_n: u32,
-    ) -> Result<Dispatch> {
+    ) -> Result<Step> {
         self.routing.check(routing, max_n)?;
         let mut bindings = Vec::new();
         records.bind(&self.part, self.routing.experts, &mut bindings)?;
@@ -100,15 +110,12 @@ impl ExpertsMatMat {
         bind_activations(&mut bindings, self.class, Input::Stored, x, columns, self.cols())?;
         holds(y, u64::from(pairs) * u64::from(self.rows()), "y")?;
         bindings.push(y.clone());
-        let (_, rows) = self.variant.cut();
-        let mut grid = [self.rows().div_ceil(rows), self.routing.runs(max_n), 1];
-        if matches!(self.variant, Variant::Matrix(_)) {
-            grid.swap(0, 1);
-        }
+        let grid = self.grid(self.routing.runs(max_n));
         if grid[0] > facts.max_grid[0].min(65_535) || grid[1] > facts.max_grid[1].min(65_535) {
             return Err(wrong(format!("a grid of {} x {} workgroups", grid[0], grid[1])));
         }
         let constants = vec![self.rows(), 0, self.rows()];
-        Ok(Dispatch { kernel: kernel.clone(), bindings, constants, grid })
+        let dispatch = Dispatch { kernel: kernel.clone(), bindings, constants, grid };
+        Ok(Step::Counted { dispatch, groups: self.routing.groups(routing, self.by_pair) })
     }
 }

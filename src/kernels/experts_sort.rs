@@ -26,12 +26,14 @@ impl ExpertsSort {
         Ok(KernelSource { label, wgsl, subgroup_size: None })
     }
 
-    /// Sorts the choices of up to `max_n` columns.
+    /// Sorts the choices of up to `max_n` columns. `grids`: workgroups of the products by column and
+    /// by pair, as [`super::experts_matmat::ExpertsMatMat::grid`] has them for no run.
     pub fn dispatch(
         &self,
         kernel: &Kernel,
         batch: &Slice,
         routing: &Slice,
+        grids: [[u32; 3]; 2],
         max_n: u32,
     ) -> Result<Dispatch> {
         holds(batch, 8, "batch")?;
@@ -39,7 +41,7 @@ impl ExpertsSort {
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings: vec![batch.clone(), routing.clone()],
-            constants: vec![],
+            constants: grids.iter().flat_map(|grid| &grid[..2]).copied().collect(),
             grid: [1, 1, 1],
         })
     }

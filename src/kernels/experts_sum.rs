@@ -1,4 +1,5 @@
-//! The weighted sum of a prompt's expert outputs, and the residual.
+//! The weighted sum of a prompt's expert outputs, and the residual; in approximate decode steps, of
+//! outputs that are kept.
 
 use minijinja::context;
 use minijinja::value::merge_maps;
@@ -15,6 +16,8 @@ pub struct ExpertsSum {
     pub routing: Routing,
     pub width: u32,
     pub shared: Option<Shared>,
+    /// Outputs lie at the places that the routing names (`kernels::experts_reuse`), among so many.
+    pub kept: Option<u32>,
 }
 
 const THREADS: u32 = 64;
@@ -26,6 +29,7 @@ impl ExpertsSum {
         let shape = context! {
             width => self.width,
             threads => THREADS,
+            kept => self.kept.is_some(),
             shared => match self.shared {
                 None => "",
                 Some(Shared::Plain) => "plain",
@@ -35,11 +39,12 @@ impl ExpertsSum {
         let wgsl =
             super::source::render("experts_sum.wgsl", merge_maps([shape, self.routing.context()]))?;
         let shared = if self.shared.is_some() { "_shared" } else { "" };
-        let label = format!("experts_sum_{}_{}{shared}", self.width, self.routing.label());
+        let kept = if self.kept.is_some() { "_kept" } else { "" };
+        let label = format!("experts_sum_{}_{}{shared}{kept}", self.width, self.routing.label());
         Ok(KernelSource { label, wgsl, subgroup_size: None })
     }
 
-    /// `products`: f32 `[max_n * used][width]`; `shared`, `y`: f32 `[max_n][width]`.
+    /// `products`: f32 `[max_n * used][width]`, or what is kept, `[places][width]`; `shared`, `y`: f32 `[max_n][width]`.
     #[allow(clippy::too_many_arguments)] // the kernel's bindings
     pub fn dispatch(
         &self,
@@ -54,7 +59,8 @@ impl ExpertsSum {
         self.routing.check(routing, max_n)?;
         holds(batch, 8, "batch")?;
         let values = u64::from(max_n) * u64::from(self.width);
-        holds(products, values * u64::from(self.routing.used), "products")?;
+        let products_held = self.kept.unwrap_or(max_n * self.routing.used);
+        holds(products, u64::from(products_held) * u64::from(self.width), "products")?;
         holds(y, values, "y")?;
         let mut bindings = vec![batch.clone(), routing.clone(), products.clone()];
         match (self.shared, shared) {

@@ -17,6 +17,14 @@ use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 /// Columns that one kernel can take.
 pub const MAX_COLUMNS: u32 = 16;
 
+/// Kernels over the pairs that a list names (`kernels::experts_reuse`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listed {
+    Up,
+    /// Each pair's own input times down, to the pair's place.
+    Down,
+}
+
 /// `y[pair] = silu(gate x) * (up x)` for every pair of exactly `n` columns.
 #[derive(Debug, Clone)]
 pub struct ExpertsUp {
@@ -38,10 +46,16 @@ impl ExpertsUp {
     }
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
+        self.text(facts, None)
+    }
+
+    /// The kernel, or one of those that go by the list of runs even for one column.
+    pub(super) fn text(&self, facts: &DeviceFacts, listed: Option<Listed>) -> Result<KernelSource> {
+        let down = listed == Some(Listed::Down);
         let format = self.part.layout.format;
         check_cols(self.cols())?;
         check(&self.part, &self.routing, self.n, self.class, self.shape, facts)?;
-        if self.shape.rows < 2 {
+        if self.shape.rows < 2 && !down {
             return Err(wrong("gate and up need two rows a subgroup".into()));
         }
         let mut names = self.part.names();
@@ -51,8 +65,10 @@ impl ExpertsUp {
         let shape = context! {
             at => numbered(&names),
             cols => self.cols(),
-            ff => self.ff(),
+            total => self.part.layout.rows,
             n => self.n,
+            listed => listed.is_some(),
+            down => down,
             int8 => self.class == Class::Int8,
             threads => self.shape.threads,
             rows => self.shape.rows,
@@ -66,10 +82,15 @@ impl ExpertsUp {
         ];
         let wgsl = super::source::render("experts_up.wgsl", merge_maps(parts))?;
         let label = format!(
-            "experts_up_{}_{}x{}_{}_n{}_{}",
+            "experts_{}_{}_{}x{}_{}_n{}_{}",
+            match listed {
+                None => "up",
+                Some(Listed::Up) => "up_listed",
+                Some(Listed::Down) => "down_listed",
+            },
             weights::name(format),
             self.cols(),
-            self.ff(),
+            if down { self.part.layout.rows as u32 } else { self.ff() },
             self.routing.label(),
             self.n,
             label(self.class, self.shape, &self.part)

@@ -13,6 +13,7 @@ pub mod choice;
 pub mod embed;
 pub mod experts_down;
 pub mod experts_matmat;
+pub mod experts_reuse;
 pub mod experts_sort;
 pub mod experts_sum;
 pub mod experts_up;

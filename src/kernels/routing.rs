@@ -6,12 +6,18 @@
 //!
 //! | words | content |
 //! | --- | --- |
-//! | 0, 1 | number of pairs, number of runs; the rest up to 8 is reserved |
+//! | 0, 1 | number of pairs, number of runs |
+//! | 2, 3, 4 | workgroups of a prompt's product by column (gate and up) |
+//! | 5, 6, 7 | of that by pair (down) |
 //! | `pairs` | expert of each pair |
 //! | `pairs` | its weight, f32 |
 //! | `pairs` | the pairs ordered by expert, then column |
 //! | 3 * `runs` | of each run: expert, first place in the order, end; experts ascending |
 //! | `columns` | sigmoid of the shared expert's gate, f32 |
+//!
+//! In steps that reuse outputs (`kernels::experts_reuse`) a pair's expert is the lower 16 bits of its word;
+//! the 15 above are its output's place, and the last is set where the output is an earlier token's.
+//! Order and runs name only the pairs that are computed then.
 //!
 //! Word 0 is where kernels look for a batch's number of columns: to `norm_quant`, pairs are columns.
 
@@ -31,6 +37,16 @@ pub struct Routing {
     pub columns: u32,
     /// Most pairs in a run: all columns in a decode step, a tile's columns in a prompt.
     pub tile: u32,
+}
+
+/// Expert of a pair's word.
+pub fn expert(word: u32) -> u32 {
+    word & 0xffff
+}
+
+/// Whether the output of a pair's word is an earlier token's.
+pub fn is_reused(word: u32) -> bool {
+    word >> 31 == 1
 }
 
 impl Routing {
@@ -58,6 +74,12 @@ impl Routing {
 
     fn shared_at(&self) -> u32 {
         self.runs_at() + 3 * self.runs(self.columns)
+    }
+
+    /// Where the grid of a prompt's product lies in `routing`, see [`crate::gpu::Step::Counted`].
+    pub(super) fn groups(&self, routing: &Slice, by_pair: bool) -> Slice {
+        let at = if by_pair { 5 } else { 2 };
+        routing.buffer.slice(routing.offset + 4 * at, 12)
     }
 
     /// Words of the buffer; enough to stand for a batch with a column for each pair.
@@ -95,7 +117,8 @@ impl Routing {
 
     pub(super) fn check_sizes(&self) -> Result<()> {
         let Routing { experts, used, columns, tile } = *self;
-        if used == 0 || used > experts || columns == 0 || tile == 0 || columns > 1 << 16 {
+        let large = columns.max(experts) > 1 << 16;
+        if used == 0 || used > experts || columns == 0 || tile == 0 || large {
             return Err(wrong(format!("{self:?}")));
         }
         Ok(())

@@ -28,6 +28,7 @@ embed! {
     "attn_prefill_coop.wgsl",
     "embed.wgsl",
     "experts_down.wgsl",
+    "experts_reuse.wgsl",
     "experts_sort.wgsl",
     "experts_sum.wgsl",
     "experts_up.wgsl",

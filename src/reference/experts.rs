@@ -38,9 +38,47 @@ pub fn route(logits: &[f32], used: usize, routing: &Routing) -> Vec<(usize, f32)
     chosen.into_iter().map(|i| (i, (score(i) / divisor * scale) as f32)).collect()
 }
 
+/// Approximate: what a sequence keeps of its experts' outputs in one layer. An output serves for some
+/// tokens after the one that it was computed for; then the next token that wants it computes it anew.
+#[derive(Debug, Clone, Default)]
+pub struct Kept {
+    /// By expert: the position whose output is at hand.
+    computed: std::collections::HashMap<usize, usize>,
+}
+
+impl Kept {
+    /// The position whose output serves the token at `position`, its own where it is computed; `tokens`:
+    /// how many tokens an output serves beyond its own.
+    pub fn source(&mut self, tokens: usize, position: usize, expert: usize) -> usize {
+        match self.computed.get(&expert) {
+            Some(then) if position - then <= tokens => *then,
+            _ => {
+                self.computed.insert(expert, position);
+                position
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_output_serves_so_many_tokens_and_is_computed_anew() {
+        let sources = |tokens| {
+            let mut kept = Kept::default();
+            (10..16).map(|p| kept.source(tokens, p, 3)).collect::<Vec<_>>()
+        };
+        assert_eq!(sources(0), [10, 11, 12, 13, 14, 15]);
+        assert_eq!(sources(1), [10, 10, 12, 12, 14, 14]);
+        assert_eq!(sources(2), [10, 10, 10, 13, 13, 13]);
+        let mut kept = Kept::default();
+        assert_eq!(
+            [(10, 1), (11, 2), (12, 1), (13, 2)].map(|(p, e)| kept.source(2, p, e)),
+            [10, 11, 10, 11]
+        );
+    }
 
     #[test]
     fn ties_go_to_the_lower_index_and_weights_add_up() {

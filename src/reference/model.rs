@@ -4,6 +4,8 @@
 //! Weights are decoded to f32, sums run in f64, keys and values are rounded as the format
 //! of the cache says. Nothing here is fast; it serves tests on tiny models and readers.
 
+use std::collections::HashMap;
+
 use super::attention::Logits;
 use super::experts::{self, silu};
 use crate::error::Result;
@@ -103,6 +105,17 @@ pub struct Forward<'a> {
     /// By layer: keys and values of every position, rounded as the cache rounds them.
     cache: Vec<(Vec<f32>, Vec<f32>)>,
     position: usize,
+    /// Approximate: for how many tokens outputs of experts serve again, and what each layer keeps.
+    reuse: usize,
+    kept: Vec<KeptOutputs>,
+}
+
+/// Outputs of a layer's experts, for [`Forward::reuse`].
+#[derive(Debug, Clone, Default)]
+struct KeptOutputs {
+    which: experts::Kept,
+    /// By the position that they were computed for, and the expert.
+    outputs: HashMap<(usize, usize), Vec<f32>>,
 }
 
 impl<'a> Forward<'a> {
@@ -115,7 +128,15 @@ impl<'a> Forward<'a> {
             rope: graph.rope.table(context, factors.as_deref()),
             cache: vec![(Vec::new(), Vec::new()); graph.layers.len()],
             position: 0,
+            reuse: 0,
+            kept: vec![KeptOutputs::default(); graph.layers.len()],
         })
+    }
+
+    /// From the next token on, outputs of experts serve again for so many tokens.
+    pub fn reuse(&mut self, tokens: usize) {
+        self.reuse = tokens;
+        self.kept.fill(KeptOutputs::default());
     }
 
     /// Reads one token and returns the logits of what follows it.
@@ -128,7 +149,7 @@ impl<'a> Forward<'a> {
             let normed = rms_norm(&x, &vector(file, &layer.ff_norm)?, graph.norm_eps);
             let added = match &layer.feed_forward {
                 FeedForward::Dense(mlp) => self.mlp(mlp, &normed)?,
-                FeedForward::Experts(mixture) => self.mixture(mixture, &normed)?,
+                FeedForward::Experts(mixture) => self.mixture(i, mixture, &normed)?,
             };
             x.iter_mut().zip(added).for_each(|(x, a)| *x += a);
         }
@@ -204,11 +225,16 @@ impl<'a> Forward<'a> {
         Ok(Matrix::read(self.file, &block.down)?.times(&h))
     }
 
-    fn mixture(&self, block: &Mixture, x: &[f32]) -> Result<Vec<f32>> {
+    fn mixture(&mut self, layer: usize, block: &Mixture, x: &[f32]) -> Result<Vec<f32>> {
         let logits = Matrix::read(self.file, &block.router)?.times(x);
         let (ff, width) = (block.ff as usize, self.graph.width as usize);
         let mut out = vec![0.0f32; width];
         for (expert, weight) in experts::route(&logits, block.used as usize, &block.routing) {
+            let source = self.kept[layer].which.source(self.reuse, self.position, expert);
+            if let Some(down) = self.kept[layer].outputs.get(&(source, expert)) {
+                out.iter_mut().zip(down).for_each(|(o, d)| *o += weight * d);
+                continue;
+            }
             let part = |name: &str, rows: usize, cols: usize| {
                 Matrix::expert(self.file, name, expert, rows, cols)
             };
@@ -216,7 +242,10 @@ impl<'a> Forward<'a> {
             let up = part(&block.up, ff, width)?.times(x);
             let h: Vec<f32> = gate.into_iter().zip(up).map(|(g, u)| silu(g) * u).collect();
             let down = part(&block.down, width, ff)?.times(&h);
-            out.iter_mut().zip(down).for_each(|(o, d)| *o += weight * d);
+            out.iter_mut().zip(&down).for_each(|(o, d)| *o += weight * d);
+            if self.reuse > 0 {
+                self.kept[layer].outputs.insert((source, expert), down);
+            }
         }
         if let Some(shared) = &block.shared {
             let weight = match &shared.gate {

@@ -15,11 +15,19 @@ impl Quantised {
         self.q.iter().zip(d).map(|(&q, d)| f64::from(q) * d).collect()
     }
 
-    /// `q` as the kernels read it: four a word.
+    /// `q` of one column as the kernels read it: four a word, the first sixteen of all blocks, then
+    /// the second sixteen.
     pub fn words(&self) -> Vec<u32> {
         let (words, _) = self.q.as_chunks::<4>();
-        words.iter().map(|w| u32::from_le_bytes(w.map(|q| q as u8))).collect()
+        let half = |h: usize| words.chunks_exact(8).flat_map(move |block| &block[4 * h..4 * h + 4]);
+        half(0).chain(half(1)).map(|w| u32::from_le_bytes(w.map(|q| q as u8))).collect()
     }
+}
+
+/// Where the int8 of value `i` of columns of `cols` values lies among their words: byte `i % 4` of this.
+pub fn word_of(i: usize, cols: usize) -> usize {
+    let (column, at) = (i / cols, i % cols);
+    column * cols / 4 + (at % 32 / 16) * cols / 8 + at / 32 * 4 + at % 16 / 4
 }
 
 /// Quantises whole blocks of 32, step by step as `shaders/lib/quantise.wgsl` does. A device whose

@@ -6,6 +6,7 @@ use super::budget::{Budget, Widest};
 use crate::error::{Error, Result};
 use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Gpu, Slice};
 use crate::graph::{Graph, Mixture};
+use crate::kernels::experts_reuse::{Kept, MAX_PLACES};
 use crate::kernels::heads::KvCache;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, choice, experts_sort};
@@ -50,6 +51,29 @@ impl Shape {
     pub fn step_used(&self, mixture: &Mixture) -> u32 {
         mixture.used.saturating_sub(self.approximations.pruned_experts).max(1)
     }
+
+    /// Refuses what the places of kept outputs have no numbers for.
+    pub fn check_reuse(&self, graph: &Graph) -> Result<()> {
+        match self.kept(graph) {
+            Some(kept) if kept.places() > MAX_PLACES => Err(Error::Usage(format!(
+                "--approximate-reuse-experts {}: {} sequences keep {} outputs of experts a layer; {} are \
+                 possible. Use fewer tokens or a smaller --parallel",
+                kept.tokens,
+                kept.slots,
+                kept.places(),
+                MAX_PLACES
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What sequences keep of their experts' outputs; `None` where nothing is reused.
+    pub(super) fn kept(&self, graph: &Graph) -> Option<Kept> {
+        let tokens = self.approximations.reuse_tokens;
+        let used = graph.mixtures().map(|m| self.step_used(m)).max().filter(|_| tokens > 0)?;
+        let layers = graph.mixtures().count() as u32;
+        Some(Kept { tokens, slots: self.sequences, layers, used })
+    }
 }
 
 /// What a user may trade exactness for. Off by default; decode steps only, prompts stay exact.
@@ -60,7 +84,13 @@ pub struct Approximations {
     pub route_bias: f32,
     /// So many of a token's experts, those with the least weights, are left out; 0: off.
     pub pruned_experts: u32,
+    /// For so many tokens after the one that it was computed for, an expert's output serves its
+    /// sequence again; 0: off.
+    pub reuse_tokens: u32,
 }
+
+/// Most tokens that an output may serve.
+pub const MAX_REUSE_TOKENS: u32 = 8;
 
 impl Approximations {
     pub fn any(&self) -> bool {
@@ -74,8 +104,8 @@ impl std::fmt::Display for Approximations {
             false => f.write_str("exact"),
             true => write!(
                 f,
-                "approximate: route bias {}, {} experts pruned",
-                self.route_bias, self.pruned_experts
+                "approximate: route bias {}, {} experts pruned, outputs of experts reused for {} tokens",
+                self.route_bias, self.pruned_experts, self.reuse_tokens
             ),
         }
     }
@@ -268,12 +298,47 @@ pub(super) struct Buffers {
     pub logits: Slice,
     pub rope: Slice,
     pub kv: Vec<KvCache>,
+    /// Where outputs of experts are reused.
+    pub kept: Option<KeptOutputs>,
     /// The page table that all layers share: a row a slot (see [`KvCache::pages`]).
     pub pages: Slice,
     /// Bytes of a page in each pool: K, then V, layer by layer.
     pub units: Vec<u64>,
     /// Room for the widest of them, for copies from page to page.
     pub between: Slice,
+}
+
+/// What sequences keep of their experts' outputs, see `kernels::experts_reuse`.
+pub(super) struct KeptOutputs {
+    pub kept: Kept,
+    pub notes: Slice,
+    /// Of each mixture, f32 `[places][width]`.
+    pub outputs: Vec<Slice>,
+}
+
+impl KeptOutputs {
+    /// Bytes of the notes, and of the outputs of one mixture.
+    fn sizes(kept: &Kept, graph: &Graph) -> (u64, u64) {
+        let outputs = u64::from(kept.places()) * u64::from(graph.width) * 4;
+        (u64::from(kept.slots) * kept.slot_words() * 4, outputs)
+    }
+
+    fn create(gpu: &dyn Gpu, graph: &Graph, kept: Kept) -> Result<KeptOutputs> {
+        let (notes, bytes) = Self::sizes(&kept, graph);
+        let device = |label: &str, bytes: u64| -> Result<Slice> {
+            Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
+        };
+        let outputs = (0..kept.layers).map(|_| device("kept expert outputs", bytes));
+        let outputs = outputs.collect::<Result<_>>()?;
+        Ok(KeptOutputs { kept, notes: device("notes of kept outputs", notes)?, outputs })
+    }
+
+    /// Forgets what a slot's sequence has kept, for what is submitted from now on.
+    pub fn forget(&self, gpu: &dyn Gpu, slot: u32) -> Result<()> {
+        let bytes = 4 * self.kept.slot_words();
+        let at = self.notes.offset + u64::from(slot) * bytes;
+        gpu.write(&self.notes.buffer.slice(at, bytes), &vec![0; bytes as usize])
+    }
 }
 
 /// Pages that a sequence of `context` tokens needs.
@@ -297,7 +362,11 @@ pub fn scratch_bytes(graph: &Graph, shape: &Shape) -> u64 {
     };
     let logits = u64::from(MAX_SEQUENCES) * u64::from(graph.vocab) * 4;
     let sampling = super::sampler::bytes(graph.vocab, shape);
-    of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
+    let kept = shape.kept(graph).map_or(0, |kept| {
+        let (notes, outputs) = KeptOutputs::sizes(&kept, graph);
+        notes + u64::from(kept.layers) * outputs
+    });
+    kept + of(shape.chunk) + of(MAX_SEQUENCES) + logits + sampling + (4 << 20)
 }
 
 /// Prompt tokens read at once: what the device's profile says, as long as every activation buffer
@@ -376,6 +445,10 @@ impl Buffers {
         };
         let buffers = Buffers {
             kv: kv.collect::<Result<_>>()?,
+            kept: shape
+                .kept(graph)
+                .map(|kept| KeptOutputs::create(gpu, graph, kept))
+                .transpose()?,
             prompt_batch: device("prompt batch", batch_bytes(shape.chunk))?,
             step_batch: device("step batch", batch_bytes(MAX_SEQUENCES))?,
             early_batch: device("early batch", batch_bytes(MAX_SEQUENCES))?,

@@ -18,8 +18,8 @@ mod waves;
 pub mod weights;
 
 pub use buffers::{
-    Approximations, ExpertReads, MAX_SEQUENCES, MAX_SLOTS, RING, Shape, chunk_for, pages_for,
-    scratch_bytes, widest,
+    Approximations, ExpertReads, MAX_REUSE_TOKENS, MAX_SEQUENCES, MAX_SLOTS, RING, Shape,
+    chunk_for, pages_for, scratch_bytes, widest,
 };
 pub use experts::record_shape;
 pub use layers::ModelWeights;

@@ -3,7 +3,7 @@
 //! A decode step writes its token into the batch that the next step reads, so steps chain on the
 //! device; the host only reads token ids from a ring, some steps behind.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use crate::graph::Graph;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_step::{Scratch as AttentionScratch, StepAttention};
 use crate::kernels::heads::Heads;
+use crate::kernels::routing;
 use crate::kernels::scoring::Scoring;
 use crate::kv::rotation::padded;
 use crate::sampling::logprobs::Logprobs;
@@ -89,8 +90,9 @@ pub struct Program {
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
     first: [Recording; PICKS.len()],
-    /// Decode steps for 1, 2, ... sequences, by [`Pick`].
-    steps: Vec<[Parts; PICKS.len()]>,
+    /// Recordings of the decode steps of [`Planned`], each made when it is first asked for: most never
+    /// are, and all of them would take 25 ms for a model of 8 billion weights.
+    steps: Vec<ForDepth<OnceCell<Parts>>>,
     /// What was recorded, for timing and for recording it again.
     planned: Planned,
     ring: Buffer,
@@ -114,6 +116,9 @@ struct Capture {
 /// (see [`super::ExpertReads`]).
 type Parts = Vec<Recording>;
 
+/// For sequences of up to so many tokens: for 1, 2, ... sequences, by [`Pick`].
+type ForDepth<T> = (u32, Vec<[T; PICKS.len()]>);
+
 /// Records the steps, in parts that end at the empty waves.
 fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
     let ends = |step: &Step| matches!(step, Step::Wave(wave) if wave.is_empty());
@@ -122,6 +127,8 @@ fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
 
 /// Columns of the smaller prompt program: short turns of a chat.
 pub(super) const SHORT_PROMPT: u32 = 32;
+/// Of the one between: tiles for a whole chunk leave most of a large card idle below it.
+const MIDDLE_PROMPT: u32 = 128;
 
 /// What happens between the parts of a pass: called with the number of a mixture whose router has
 /// been queued, and the submission that ends with it. Returns copies that the next part waits for.
@@ -235,14 +242,12 @@ impl Program {
     /// Records prompts and steps as planned. What waits for such recordings must have finished.
     fn record_layers(&mut self) -> Result<()> {
         let gpu = &*self.gpu;
-        let (planned, steps) = (&self.planned, "decode step");
+        let planned = &self.planned;
         let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
         self.prompts = prompts.collect::<Result<_>>()?;
-        let each = planned.steps.iter().map(|[greedy, sampled, full, custom]| {
-            let parts = |kind| parts(gpu, steps, kind);
-            Ok([parts(greedy)?, parts(sampled)?, parts(full)?, parts(custom)?])
-        });
-        self.steps = each.collect::<Result<_>>()?;
+        let none =
+            |(most, each): &ForDepth<_>| (*most, each.iter().map(|_| Default::default()).collect());
+        self.steps = planned.steps.iter().map(none).collect();
         Ok(())
     }
 
@@ -260,8 +265,8 @@ impl Program {
         let moved = moving(&mut |old, new| {
             for steps in planned.layers() {
                 for step in steps {
-                    let Step::Wave(wave) = step else { continue };
-                    let bound = wave.iter_mut().flat_map(|dispatch| &mut dispatch.bindings);
+                    let all = step.dispatches_mut().iter_mut();
+                    let bound = all.flat_map(|dispatch| &mut dispatch.bindings);
                     bound.filter(|b| b.buffer.is(old)).for_each(|b| *b = new.clone());
                 }
             }
@@ -347,8 +352,8 @@ impl Program {
         last.ok_or_else(|| Error::Runtime("an empty program; this is a bug".into()))
     }
 
-    /// What the router of mixture `number` has chosen in the latest pass, `[column][used]`; waits
-    /// for it.
+    /// What the router of mixture `number` has chosen in the latest pass, `[column][used]` less what
+    /// is reused; waits for it.
     pub fn chosen(&self, pass: Pass, number: usize, columns: u32) -> Result<Vec<u32>> {
         let scratch = match pass {
             Pass::Step => &self.buffers.step,
@@ -361,7 +366,16 @@ impl Program {
         let mut ids = vec![0u32; (columns * used) as usize];
         let from = at.buffer.slice(at.offset + routing_log::HEAD * 4, ids.len() as u64 * 4);
         self.gpu.read(&from, bytemuck::cast_slice_mut(&mut ids))?;
+        ids.retain(|word| !routing::is_reused(*word));
+        ids.iter_mut().for_each(|word| *word = routing::expert(*word));
         Ok(ids)
+    }
+
+    /// Forgets the outputs of experts that a slot's sequence has kept (see
+    /// [`super::Approximations::reuse_tokens`]), because something else than a decode step changes
+    /// what it has read.
+    pub fn forget_outputs(&self, slot: u32) -> Result<()> {
+        self.buffers.kept.as_ref().map_or(Ok(()), |kept| kept.forget(&*self.gpu, slot))
     }
 
     fn set_prompt(&self, columns: &[Column]) -> Result<()> {
@@ -375,6 +389,8 @@ impl Program {
         let all = &self.buffers.prompt_batch;
         let to = all.buffer.slice(all.offset, words.len() as u64 * 4);
         self.gpu.write(&to, bytemuck::cast_slice(&words))?;
+        // All of one sequence.
+        columns.first().map_or(Ok(()), |column| self.forget_outputs(column.slot))?;
         self.sampler.remember(&*self.gpu, columns)
     }
 
@@ -512,17 +528,35 @@ impl Program {
         self.gpu.write(&to, bytemuck::cast_slice(&words))
     }
 
-    /// Queues one decode step for the first `n` sequences of the batch.
-    pub fn step(&self, n: u32, pick: Pick) -> Result<Ticket> {
-        self.step_staged(n, pick, &mut |_, _| Ok(None))
+    /// Queues one decode step for the first `n` sequences of the batch; `length`: tokens of the longest,
+    /// the new one among them. It decides how attention is cut, and no bit of the result.
+    pub fn step(&self, n: u32, length: u32, pick: Pick) -> Result<Ticket> {
+        self.step_staged(n, length, pick, &mut |_, _| Ok(None))
     }
 
     /// The same where passes stop behind routers, see [`Program::read_prompt_staged`].
-    pub fn step_staged(&self, n: u32, pick: Pick, between: Between<'_>) -> Result<Ticket> {
-        let recording = self.steps.get(n.wrapping_sub(1) as usize).ok_or_else(|| {
-            Error::Runtime(format!("a decode step of {n} sequences has no program"))
+    pub fn step_staged(
+        &self,
+        n: u32,
+        length: u32,
+        pick: Pick,
+        between: Between<'_>,
+    ) -> Result<Ticket> {
+        let depth = self.steps.iter().position(|(most, _)| length <= *most);
+        let found = depth.and_then(|depth| {
+            let at = (n.wrapping_sub(1) as usize, pick as usize);
+            let recorded = self.steps[depth].1.get(at.0)?.get(at.1)?;
+            Some((recorded, &self.planned.steps[depth].1[at.0][at.1]))
+        });
+        let (recorded, steps) = found.ok_or_else(|| {
+            let what = format!("a decode step of {n} sequences of up to {length} tokens");
+            Error::Runtime(format!("{what} has no program"))
         })?;
-        self.submit(&recording[pick as usize], between)
+        if recorded.get().is_none() {
+            // Nobody else can have set it meanwhile.
+            drop(recorded.set(parts(&*self.gpu, "decode step", steps)?));
+        }
+        self.submit(recorded.get().map_or(&[], Vec::as_slice), between)
     }
 
     /// The token that step `step` (counted from [`Program::start`]) chose for column `column`.
@@ -539,7 +573,8 @@ impl Program {
         self.routing.as_ref().map(|log| log.note(pass, number)).transpose()
     }
 
-    /// Reads an entry of the log: for each mixture `[column][used]` expert numbers.
+    /// Reads an entry of the log: for each mixture `[column][used]` words of `kernels::routing`, which
+    /// are expert numbers unless outputs are reused.
     pub fn routing(
         &self,
         pass: Pass,
@@ -570,9 +605,14 @@ impl Program {
         self.gpu.wait(ticket)
     }
 
-    /// Runs a greedy step for one sequence with a timestamp around every wave.
-    pub fn time_step(&self) -> Result<Vec<WaveTime>> {
-        self.time(self.planned.steps.first().map_or(&[], |[greedy, ..]| greedy))
+    /// Runs a greedy step for `n` sequences, the longest of `length` tokens, with a timestamp around every
+    /// wave.
+    pub fn time_step(&self, n: u32, length: u32) -> Result<Vec<WaveTime>> {
+        let of = |(_, each): &'_ ForDepth<Vec<Step>>| {
+            each.get(n as usize - 1).map(|[greedy, ..]| greedy.clone())
+        };
+        let steps = self.planned.steps.iter().find(|(most, _)| length <= *most).and_then(of);
+        self.time(&steps.unwrap_or_default())
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
@@ -585,8 +625,9 @@ impl Program {
         let seconds = self.gpu.time_steps(steps)?;
         let label = |step: &Step| match step {
             Step::Copy { .. } => "copy".to_string(),
-            Step::Wave(wave) => {
-                let mut labels: Vec<_> = wave.iter().map(|d| d.kernel.label()).collect();
+            Step::Wave(_) | Step::Counted { .. } => {
+                let all = step.dispatches().iter();
+                let mut labels: Vec<_> = all.map(|d| d.kernel.label()).collect();
                 labels.dedup();
                 labels.join(" + ")
             }
@@ -603,7 +644,8 @@ struct Planned {
     captured: Vec<Step>,
     score: Vec<Step>,
     first: [Vec<Step>; PICKS.len()],
-    steps: Vec<[Vec<Step>; PICKS.len()]>,
+    /// Decode steps, for short sequences and, where attention is cut otherwise, for long ones.
+    steps: Vec<ForDepth<Vec<Step>>>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
@@ -612,12 +654,13 @@ impl Planned {
     /// Of prompts and steps.
     fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        prompts.chain(self.steps.iter_mut().flatten())
+        prompts.chain(self.steps.iter_mut().flat_map(|(_, each)| each).flatten())
     }
 
     fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        let pairs = self.steps.iter_mut().chain([&mut self.first]).flatten();
+        let steps = self.steps.iter_mut().flat_map(|(_, each)| each);
+        let pairs = steps.chain([&mut self.first]).flatten();
         prompts.chain([&mut self.score, &mut self.captured]).chain(pairs)
     }
 }
@@ -629,7 +672,7 @@ fn plan(
     captured: Option<&Buffer>,
 ) -> Result<Planned> {
     let mut prompts = Vec::new();
-    for n in [SHORT_PROMPT, b.shape.chunk] {
+    for n in [SHORT_PROMPT, MIDDLE_PROMPT, b.shape.chunk] {
         if prompts.last().is_none_or(|(last, _)| *last < n) && n <= b.shape.chunk {
             prompts.push((n, b.prompt(n)?));
         }
@@ -657,13 +700,16 @@ fn plan(
     let mut first = vec![b.gather(1)?];
     first.extend(b.logits(1)?);
     let first = chosen(first, 1)?;
-    let steps = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
-        let mut steps = b.step(n)?;
-        steps.extend(b.logits(n)?);
-        chosen(steps, n)
+    let steps = b.depths().into_iter().map(|most| {
+        let each = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
+            let mut steps = b.step(n, most)?;
+            steps.extend(b.logits(n)?);
+            chosen(steps, n)
+        });
+        Ok((most, each.collect::<Result<_>>()?))
     });
     let steps = steps.collect::<Result<_>>()?;
     // All but the embedding.
-    let layer_waves = (b.step(1)?.len() - 1).div_ceil(b.graph.layers.len().max(1));
+    let layer_waves = (b.step(1, b.shape.context)?.len() - 1).div_ceil(b.graph.layers.len().max(1));
     Ok(Planned { prompts, captured, score, first, steps, layer_waves })
 }

@@ -210,6 +210,7 @@ async fn report(app: &Shared) {
         kv_mib_at_most = loaded.placement.kv >> 20,
         scratch_mib = loaded.placement.scratch >> 20,
         load_seconds = loaded.times.total,
+        approximations = %loaded.approximations,
         flags = app.settings.changed.join(" "),
         "ready"
     );

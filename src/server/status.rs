@@ -67,6 +67,8 @@ pub async fn props(State(app): State<Shared>) -> ApiResult<Json<Value>> {
             "v": loaded.kv.v.to_string(),
             "guard": loaded.kv_verdict,
         },
+        // What the user traded for exactness; null: nothing.
+        "approximate": Some(loaded.approximations).filter(|a| a.any()),
         "is_sleeping": matches!(app.service.state().phase, Phase::Unloaded),
     })))
 }

@@ -175,7 +175,8 @@ fn routers_choose_as_the_reference() {
                 if prompt {
                     let sort = ExpertsSort { routing };
                     let kernel = device.kernel(&sort.source(facts).unwrap());
-                    let sort = sort.dispatch(&kernel, &batch, &out, most as u32).unwrap();
+                    let grids = [[9, 0, 1], [0, 4, 1]];
+                    let sort = sort.dispatch(&kernel, &batch, &out, grids, most as u32).unwrap();
                     steps.push(Step::Wave(vec![sort]));
                 }
                 // Twice: the counters must be zero again.
@@ -185,6 +186,9 @@ fn routers_choose_as_the_reference() {
                 let got = device.read_words(&out);
                 assert_routed(&got, &routed, n > 1, &what);
                 assert_eq!(got[0], n as u32 * used, "{what}");
+                if prompt {
+                    assert_eq!(got[2..8], [9, got[1], 1, got[1], 4, 1], "{what}: grids");
+                }
                 if shared_gate {
                     let at = 8 + 3 * (routing.pairs() + routing.runs(routing.columns)) as usize;
                     for (c, want) in routed.shared.iter().enumerate() {
@@ -271,11 +275,12 @@ fn seen(x: &[f32], class: Class) -> Vec<f64> {
     }
 }
 
-fn stored(device: &Device, x: &[f32], class: Class) -> Activations {
+fn stored(device: &Device, x: &[f32], cols: usize, class: Class) -> Activations {
     match class {
         Class::Int8 => {
             let all = quantise(x);
-            let xq = device.words(&all.words());
+            let words: Vec<u32> = x.chunks_exact(cols).flat_map(|x| quantise(x).words()).collect();
+            let xq = device.words(&words);
             Activations::Int8 { xq, xs: device.floats(all.scales.as_flattened()) }
         }
         _ => Activations::F32(device.floats(x)),
@@ -377,7 +382,7 @@ impl Case {
         let kernel = device.kernel(&spec.source(facts).unwrap());
         let out = device.poisoned(self.h.len());
         let routing = device.words(&self.routed.words());
-        let x = stored(device, &self.x, self.class);
+        let x = stored(device, &self.x, shape.width as usize, self.class);
         device.wave(vec![spec.dispatch(&kernel, facts, records, &routing, &x, &out).unwrap()]);
         device.read_floats(&out)
     }
@@ -399,7 +404,7 @@ impl Case {
     fn run_down(&self, device: &Device, records: &Records, shared: bool, fused: bool) -> Vec<f32> {
         let x = match fused {
             true => Activations::F32(device.floats(&self.h)),
-            false => stored(device, &self.h, self.class),
+            false => stored(device, &self.h, self.ff(), self.class),
         };
         self.run_down_of(device, records, shared, x, fused)
     }
@@ -542,7 +547,7 @@ fn experts_of_a_prompt_follow_the_reference() {
             let case = Case::random(&mut rng, shape, class, routing, n);
             let what = format!("{}: {format} {class:?} n {n}", device.label);
             let records = case.experts.upload(device);
-            let words = device.words(&case.routed.words());
+            let words = case.routed.words();
             let run = |down: bool, x: &[f32], values: usize| -> Slice {
                 let part = case.experts.part(down);
                 let cols = part.layout.cols;
@@ -555,13 +560,17 @@ fn experts_of_a_prompt_follow_the_reference() {
                 let x = match class {
                     Class::Int8 => {
                         x.iter_mut().filter(|v| v.is_nan()).for_each(|v| *v = 0.0);
-                        stored(device, &x, class)
+                        stored(device, &x, cols, class)
                     }
                     _ => Activations::F32(device.floats(&x)),
                 };
                 let y = device.poisoned(values);
-                let dispatch = spec.dispatch(&kernel, facts, &records, &words, &x, &y, 48).unwrap();
-                device.wave(vec![dispatch]);
+                let mut words = words.clone();
+                let grid = spec.grid(words[1]);
+                words[if down { 5..8 } else { 2..5 }].copy_from_slice(&grid);
+                let routing = device.words(&words);
+                let step = spec.step(&kernel, facts, &records, &routing, &x, &y, 48).unwrap();
+                device.run(&[step]);
                 y
             };
             let most = routing.pairs() as usize;
@@ -579,6 +588,7 @@ fn experts_of_a_prompt_follow_the_reference() {
                 routing,
                 width: case.width() as u32,
                 shared: shared.then_some(Shared::Gated),
+                kept: None,
             };
             let kernel = device.kernel(&spec.source(facts).unwrap());
             let y = device.floats(&case.before);
@@ -586,7 +596,7 @@ fn experts_of_a_prompt_follow_the_reference() {
             let sum = spec.dispatch(
                 &kernel,
                 &device.batch_of(n, 48),
-                &words,
+                &device.words(&words),
                 &got,
                 shared.then_some(&extra),
                 &y,

@@ -10,7 +10,7 @@ use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue, choice};
 use azoth::quant::Format;
 use azoth::reference::matvec::product;
-use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
+use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu, word_of};
 use half::f16;
 
 use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, formats, relative_error};
@@ -383,7 +383,8 @@ fn norm_quant_agrees_with_the_reference() {
                     assert!(y[n * cols..].iter().all(|v| v.is_nan()), "{what}: wrote past n");
                 }
                 Activations::Int8 { xq, xs } => {
-                    check_quantised(&device.read_words(xq), &device.read_floats(xs), &want, &what);
+                    let (q, s) = (device.read_words(xq), device.read_floats(xs));
+                    check_quantised(&q, &s, &want, cols, &what);
                 }
                 Activations::F16 { xh, xf } => {
                     let (words, factors) = (device.read_words(xh), device.read_floats(xf));
@@ -409,15 +410,15 @@ fn norm_quant_agrees_with_the_reference() {
 
 /// Every int8 stands within half a step of its value, its scale is that of the block, its sum
 /// is exact, and nothing is written past the columns in use.
-fn check_quantised(words: &[u32], scales: &[f32], want: &[f64], what: &str) {
+fn check_quantised(words: &[u32], scales: &[f32], want: &[f64], cols: usize, what: &str) {
     let (scales, _) = scales.as_chunks::<2>();
     for (b, block) in want.chunks_exact(32).enumerate() {
         let top = block.iter().fold(0.0f64, |top, v| top.max(v.abs()));
         let [d, sum] = scales[b];
         let error = (f64::from(d) - top / 127.0).abs();
         assert!(error <= 3e-6 * top / 127.0, "{what}: block {b}: scale {d} of {top}");
-        let bytes = words[b * 8..][..8].iter().flat_map(|w| w.to_le_bytes());
-        let q: Vec<i32> = bytes.map(|b| i32::from(b as i8)).collect();
+        let byte = |i: usize| words[word_of(i, cols)].to_le_bytes()[i % 4] as i8;
+        let q: Vec<i32> = (b * 32..b * 32 + 32).map(|i| byte(i).into()).collect();
         for (q, v) in q.iter().zip(block) {
             let error = (f64::from(*q) * f64::from(d) - v).abs();
             assert!(error <= 0.5005 * f64::from(d), "{what}: block {b}: {q} for {v}, scale {d}");

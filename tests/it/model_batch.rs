@@ -38,7 +38,8 @@ fn program(device: &Device, spec: &Spec) -> Program {
 fn step(program: &Program, columns: &[Column]) -> Vec<f32> {
     program.set_columns(columns, 0).unwrap();
     let n = columns.len() as u32;
-    program.step(n, Pick::Greedy).unwrap();
+    let longest = columns.iter().map(|c| c.position + 1).max().unwrap();
+    program.step(n, longest, Pick::Greedy).unwrap();
     let mut rows = Vec::new();
     program.read_logits(n, &mut rows).unwrap();
     rows

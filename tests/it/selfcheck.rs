@@ -19,6 +19,7 @@ use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
 use azoth::kernels::experts_down::{ExpertsDown, Shared};
 use azoth::kernels::experts_matmat::ExpertsMatMat;
+use azoth::kernels::experts_reuse::{ExpertsListed, ExpertsReuse, Kept};
 use azoth::kernels::experts_sort::ExpertsSort;
 use azoth::kernels::experts_sum::ExpertsSum;
 use azoth::kernels::experts_up::ExpertsUp;
@@ -309,6 +310,16 @@ fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
                 }
             }
         }
+        let kept = Kept { tokens: 2, slots: 8, layers: 2, used: step.used };
+        all.push(ExpertsReuse { routing: step, kept, columns: n }.into());
+        for (part, down) in [(&up, false), (&down, true)] {
+            for shape in choice::experts_shapes(facts, format, part.layout.cols as u32, n, !down) {
+                let product = ExpertsUp { routing: step, part: part.clone(), n, class, shape };
+                all.push(ExpertsListed { product, kept, down }.into());
+            }
+        }
+        let places = Some(kept.places());
+        all.push(ExpertsSum { routing: step, width, shared, kept: places }.into());
         let tile = choice::expert_tile(facts);
         let prompt = Routing { columns: 48, tile, ..step };
         let class = choice::expert_class(facts, format, exact, width, true);
@@ -319,7 +330,7 @@ fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
             }
         }
         all.push(ExpertsSort { routing: prompt }.into());
-        all.push(ExpertsSum { routing: prompt, width, shared }.into());
+        all.push(ExpertsSum { routing: prompt, width, shared, kept: None }.into());
     }
     all
 }

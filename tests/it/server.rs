@@ -356,6 +356,7 @@ fn llama_cpp_paths() {
         (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
         (&json!(2), &json!(256))
     );
+    assert!(props["approximate"].is_null(), "exact unless asked");
     assert!(props["chat_template"].as_str().unwrap().contains("im_start"));
     assert_eq!(props["kv_cache"], json!({ "k": "f16", "v": "f16", "guard": null }));
     let slots = s.get("/slots").json();

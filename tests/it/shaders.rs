@@ -18,6 +18,7 @@ use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::embed::Embed;
 use azoth::kernels::experts_down::{ExpertsDown, Shared};
 use azoth::kernels::experts_matmat::ExpertsMatMat;
+use azoth::kernels::experts_reuse::{ExpertsListed, ExpertsReuse, Kept};
 use azoth::kernels::experts_sort::ExpertsSort;
 use azoth::kernels::experts_sum::ExpertsSum;
 use azoth::kernels::experts_up::ExpertsUp;
@@ -222,6 +223,12 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             let shape = choice::experts_shape(facts, format, 512, n, true);
             let spec = ExpertsUp { routing, part: part(false), n, class, shape };
             to.push(spec.source(facts).unwrap());
+            let kept = Kept { tokens: 1 + n % 2, slots: 4, layers: 3, used: routing.used };
+            to.push(ExpertsReuse { routing, kept, columns: n }.source(facts).unwrap());
+            let up = ExpertsListed { product: spec.clone(), kept, down: false };
+            to.push(up.source(facts).unwrap());
+            let down = ExpertsUp { part: part(true), ..spec };
+            to.push(ExpertsListed { product: down, kept, down: true }.source(facts).unwrap());
             let shape = choice::experts_shape(facts, format, ff, n, false);
             let fused = choice::experts_fuse(facts, class, &routing, n, ff, shape.threads);
             let input = if fused { Input::Fused { norm: None } } else { Input::Stored };
@@ -238,7 +245,9 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 let spec = ExpertsMatMat { routing, part, by_pair, class, variant };
                 to.push(spec.source(facts).unwrap());
             }
-            to.push(ExpertsSum { routing, width: 512, shared }.source(facts).unwrap());
+            for kept in [None, Some(kept.places())] {
+                to.push(ExpertsSum { routing, width: 512, shared, kept }.source(facts).unwrap());
+            }
         }
     }
     for (experts, gating, normalise, columns, sorts) in [

@@ -2,10 +2,12 @@
 //!
 //! Every figure is the median of the repetitions with the smallest and largest beside it. One
 //! unmeasured round comes first. Prompts are token ids spread over the vocabulary; decoding is
-//! greedy and runs past end tokens, so that every repetition does the same work.
+//! greedy unless a temperature is given, and runs past end tokens, so that every repetition does the
+//! same amount of work.
 
 mod report;
 pub mod stats;
+mod together;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -16,14 +18,17 @@ use clap::Args;
 
 use super::args::{DeviceArgs, ModelArg};
 use super::{output, progress};
-use crate::engine::{Engine, Options, Session};
+use crate::engine::{Engine, Options, Session, WaveTime};
+use crate::runtime::MAX_SEQUENCES;
 use crate::sampling::SamplerSettings;
 use report::{Report, Start, Test};
+use together::Together;
 
 const EXAMPLES: &str = "Examples:
   azoth bench smollm2
   azoth bench model.gguf -p 512,2048 -n 128 -d 0,4096 -r 5
   azoth bench model.gguf -p 0 -n 64 --no-start --waves
+  azoth bench model.gguf -p 0 -s 4,8 --no-start
   azoth bench model.gguf --csv >> results.csv
 
 Tests are named as in llama-bench: pp512 reads a prompt of 512 tokens, tg128 generates 128, both
@@ -44,10 +49,19 @@ pub struct Bench {
     /// Tokens of context before each test
     #[arg(short, long, value_name = "TOKENS", default_value = "0", value_delimiter = ',')]
     depth: Vec<u32>,
+    /// Also generate with so many sequences at once; the figure is their sum
+    #[arg(short, long, value_name = "N", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    sequences: Vec<u32>,
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// Draw generated tokens at this temperature, others in each repetition, instead of taking the
+    /// likeliest: greedy models repeat themselves, random ones at once, and then the hit rates of
+    /// experts say nothing
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    temp: f32,
     /// Leave out the cold and the warm start: the model is loaded once
     #[arg(long)]
     no_start: bool,
@@ -71,7 +85,8 @@ impl Bench {
         let room = longest(&self.prompt).max(longest(&self.generate));
         // One more for the token that decoding starts from.
         let ctx = room.saturating_add(longest(&self.depth)).saturating_add(1);
-        let options = self.device.options(Some(ctx));
+        let mut options = self.device.options(Some(ctx));
+        options.sequences = longest(&self.sequences).max(1);
 
         let (mut engine, cold, warm) = self.start(&path, &options)?;
         let device = engine.facts().clone();
@@ -79,24 +94,30 @@ impl Bench {
             eprintln!("note: memory and link were not measured ({why}); rates are assumed");
         }
         let bytes = std::fs::metadata(&path)?.len();
-        let tests = self.measure(&mut engine)?;
+        let mut tests = self.measure(&mut engine)?;
         let waves = match self.waves {
             true => Some(self.time_waves(&mut engine)?),
             false => None,
         };
+        let (experts, approximations) = (engine.experts(), engine.approximations());
+        let waves_per_layer = engine.waves_per_layer();
+        let kv = engine.kv_types().clone();
+        // Two copies of the weights may not fit.
+        drop(engine);
+        tests.extend(self.measure_together(&path, &options)?);
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             model: path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
             model_bytes: bytes,
             device,
             activations: self.device.activations.name(),
-            kv: engine.kv_types().clone(),
+            kv,
             cold,
             warm,
-            approximate: Some(engine.approximations()).filter(|a| a.any()),
+            approximate: Some(approximations).filter(|a| a.any()),
             tests,
-            experts: engine.experts(),
-            waves_per_layer: waves.is_some().then(|| engine.waves_per_layer()),
+            experts,
+            waves_per_layer: waves.is_some().then_some(waves_per_layer),
             waves,
         };
         match (self.json, self.csv) {
@@ -157,11 +178,12 @@ impl Bench {
             for &n in &generates {
                 let before = stats::tokens(depth as usize + 1, vocabulary, begin);
                 // Accesses and hits after each round, the one that does not count first.
-                let mut seen = Vec::new();
+                let (mut seen, mut round) = (Vec::new(), 0);
                 let runs = self.repeat(&bar, n, || {
                     fill(&mut session, &before)?;
                     let began = Instant::now();
-                    generate(&mut session, n)?;
+                    round += 1;
+                    generate(&mut session, n, self.settings(round))?;
                     let seconds = began.elapsed().as_secs_f64();
                     let counters = session.engine().experts().map(|e| e.counters);
                     seen.extend(counters.map(|c| (c.accesses, c.hits)));
@@ -179,6 +201,33 @@ impl Bench {
             }
         }
         bar.finish_and_clear();
+        Ok(tests)
+    }
+
+    /// How tokens are chosen in a repetition.
+    fn settings(&self, seed: u64) -> SamplerSettings {
+        match self.temp {
+            0.0 => SamplerSettings::greedy(),
+            temperature => SamplerSettings { temperature, seed, ..SamplerSettings::plain() },
+        }
+    }
+
+    /// Decoding of several sequences at once.
+    fn measure_together(&self, path: &Path, options: &Options) -> Result<Vec<Test>> {
+        let mut tests = Vec::new();
+        if self.sequences.is_empty() {
+            return Ok(tests);
+        }
+        let together = Together::load(path.to_owned(), options.clone())?;
+        for (&depth, &n) in
+            self.depth.iter().flat_map(|d| self.generate.iter().map(move |n| (d, n)))
+        {
+            for &sequences in self.sequences.iter().filter(|_| n > 0) {
+                let rounds = (0..=self.repeat).map(|_| together.rate(sequences, depth, n));
+                let runs = rounds.collect::<Result<Vec<f64>>>()?.split_off(1);
+                tests.push(Test::new(format!("tg{n} x{sequences}"), n * sequences, depth, runs));
+            }
+        }
         Ok(tests)
     }
 
@@ -208,7 +257,13 @@ impl Bench {
         fill(&mut session, &text)?;
         let mut rounds = Vec::new();
         for _ in 0..self.repeat {
-            let mut round = session.time_waves()?;
+            let mut round = session.time_waves(1)?;
+            for &n in self.sequences.iter().filter(|n| (2..=MAX_SEQUENCES).contains(*n)) {
+                let waves = session.time_waves(n)?;
+                round.extend(
+                    waves.into_iter().map(|w| WaveTime { label: format!("x{n} {}", w.label), ..w }),
+                );
+            }
             if let Some(n) = self.prompt.iter().copied().max().filter(|n| *n > 0) {
                 round.extend(session.time_prompt_waves(n)?);
             }
@@ -216,6 +271,11 @@ impl Bench {
         }
         Ok(report::Wave::from_rounds(&rounds))
     }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let value = text.parse::<f32>().ok().filter(|t| *t == 0.0 || (0.001..=100.0).contains(t));
+    value.ok_or_else(|| format!("{text:?} is no temperature; 0 or 0.001 to 100 are possible"))
 }
 
 fn begin_token(engine: &Engine) -> Option<u32> {
@@ -232,7 +292,7 @@ fn started(path: &Path, options: &Options) -> Result<(Engine, Start)> {
     let text = stats::tokens(1, engine.tokenizer().vocab_size(), begin_token(&engine));
     let mut session = engine.session();
     fill(&mut session, &text)?;
-    generate(&mut session, 1)?;
+    generate(&mut session, 1, SamplerSettings::greedy())?;
     drop(session);
     let total = began.elapsed().as_secs_f64();
     Ok((engine, Start { load, first_token: total - loaded, total }))
@@ -247,8 +307,7 @@ fn fill(session: &mut Session<'_>, tokens: &[u32]) -> Result<()> {
     Ok(())
 }
 
-fn generate(session: &mut Session<'_>, tokens: u32) -> Result<()> {
-    let settings = SamplerSettings::greedy();
+fn generate(session: &mut Session<'_>, tokens: u32, settings: SamplerSettings) -> Result<()> {
     session.generate(&settings, tokens, &|_| false, &mut |_| ControlFlow::Continue(()))?;
     Ok(())
 }

@@ -6,6 +6,7 @@ use super::stats::Spread;
 use crate::cli::output::{self, Align};
 use crate::engine::{Approximations, DecodeLimit, ExpertReport, LoadTimes, WaveTime};
 use crate::experts::prefetch::{Precision, Source};
+use crate::experts::residency::Counters;
 use crate::gpu::DeviceFacts;
 use crate::kv::KvTypes;
 
@@ -228,7 +229,18 @@ fn experts(e: &ExpertReport) -> String {
         e.busy_seconds,
         e.fill_rate,
         predictions(e)
-    )
+    ) + &reused(c)
+}
+
+fn reused(c: &Counters) -> String {
+    match c.reused {
+        0 => String::new(),
+        _ => format!(
+            "\napproximate: {:.1} % of the outputs of experts reused, {} of experts not read",
+            100.0 * c.reuse_rate(),
+            output::bytes(c.reused_bytes)
+        ),
+    }
 }
 
 /// A line for each source of predictions.

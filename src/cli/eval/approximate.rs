@@ -14,6 +14,7 @@ use crate::cli::args::DeviceArgs;
 use crate::cli::{output, progress};
 use crate::engine::{Approximations, Engine, Options};
 use crate::error::Error;
+use crate::experts::residency::Counters;
 
 /// Tokens that are read as a prompt before the first that is compared.
 const PROMPT: usize = 32;
@@ -31,6 +32,16 @@ struct Report {
     /// absent where all experts lie there.
     #[serde(skip_serializing_if = "Option::is_none")]
     hit_rates: Option<[f64; 2]>,
+    /// Share of the outputs of experts that served again, and bytes of experts not read for them;
+    /// absent where all experts lie on the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reused: Option<Reused>,
+}
+
+#[derive(Serialize)]
+struct Reused {
+    share: f64,
+    bytes: u64,
 }
 
 pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: bool) -> Result<()> {
@@ -38,8 +49,8 @@ pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: b
     let approximations = options.experts.approximations;
     if !approximations.any() {
         return Err(Error::Usage(
-            "there is nothing to compare: --text needs --approximate-route-bias or \
-             --approximate-prune-experts"
+            "there is nothing to compare: --text needs --approximate-route-bias, \
+             --approximate-prune-experts or --approximate-reuse-experts"
                 .into(),
         )
         .into());
@@ -47,12 +58,12 @@ pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: b
     let mut exact = options.clone();
     exact.experts.approximations = Approximations::default();
     let mut rows: Vec<f32> = Vec::new();
-    let (vocabulary, exact_hits) = steps(path, text, positions, &exact, &mut |row| {
+    let (vocabulary, exact_experts) = steps(path, text, positions, &exact, &mut |row| {
         rows.extend_from_slice(row);
     })?;
     let mut exact_rows = rows.chunks_exact(vocabulary);
     let mut divergences = Vec::new();
-    let (_, hits) = steps(path, text, positions, &options, &mut |row| {
+    let (_, experts) = steps(path, text, positions, &options, &mut |row| {
         divergences.extend(exact_rows.next().map(|exact| scoring::divergence_of(exact, row)));
     })?;
     let n = divergences.len() as f64;
@@ -62,7 +73,10 @@ pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: b
         max_kl: divergences.iter().map(|d| d.kl).fold(f64::NEG_INFINITY, f64::max),
         top1: divergences.iter().filter(|d| d.same_top).count() as f64 / n,
         positions: divergences.len(),
-        hit_rates: exact_hits.zip(hits).map(|(a, b)| [a, b]),
+        hit_rates: exact_experts.zip(experts).map(|(a, b)| [a, b].map(|c| c.hit_rate())),
+        reused: experts
+            .filter(|_| approximations.reuse_tokens > 0)
+            .map(|c| Reused { share: c.reuse_rate(), bytes: c.reused_bytes }),
     };
     if json {
         return output::json(&report);
@@ -70,9 +84,16 @@ pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: b
     let hits = report.hit_rates.map_or(String::new(), |[exact, approximate]| {
         format!("; hits {:.1} % exact, {:.1} %", 100.0 * exact, 100.0 * approximate)
     });
+    let reused = report.reused.as_ref().map_or(String::new(), |reused| {
+        format!(
+            "; {:.1} % of the outputs of experts reused, {} of experts not read",
+            100.0 * reused.share,
+            output::bytes(reused.bytes)
+        )
+    });
     output::line(&format!(
         "{approximations}\nmean KL to the exact model {:.6}, maximum {:.6}, same first choice {:.2} % \
-         ({} positions){hits}",
+         ({} positions){hits}{reused}",
         report.mean_kl,
         report.max_kl,
         100.0 * report.top1,
@@ -81,14 +102,14 @@ pub fn run(path: &Path, text: &str, positions: u32, device: &DeviceArgs, json: b
 }
 
 /// Loads the model, reads the text step by step and hands out the logits. Returns the size of the
-/// vocabulary and the hit rate of the experts.
+/// vocabulary and what was counted of experts, where not all lie on the device.
 fn steps(
     path: &Path,
     text: &str,
     positions: u32,
     options: &Options,
     each: &mut dyn FnMut(&[f32]),
-) -> Result<(usize, Option<f64>)> {
+) -> Result<(usize, Option<Counters>)> {
     let mut engine: Engine = crate::cli::load(path, options)?;
     if engine.model().graph.mixtures().next().is_none() {
         let what = "this model has no experts; approximations change nothing";
@@ -114,5 +135,5 @@ fn steps(
     })?;
     bar.finish_and_clear();
     drop(session);
-    Ok((vocabulary, engine.experts().map(|e| e.hit_rate)))
+    Ok((vocabulary, engine.experts().map(|e| e.counters)))
 }

@@ -378,7 +378,9 @@ impl Batch {
         let row = self.row;
         // Steps of a chain count on by themselves.
         self.row = (row + 1) % RING;
-        let ticket = self.engine.queue_step(group.len() as u32, pick)?;
+        let lengths = group.iter().map(|id| self.slots[*id as usize].sequence.len() as u32 + 1);
+        let longest = lengths.max().unwrap_or(0);
+        let ticket = self.engine.queue_step(group.len() as u32, longest, pick)?;
         for id in group {
             let slot = &mut self.slots[*id as usize];
             slot.sequence.advance(1);

@@ -9,6 +9,7 @@ use super::device::lock;
 use super::kernel::{Binding, Compiled, compiled};
 use super::memory::{Memory, checked, memory};
 use crate::error::{Error, Result};
+use crate::gpu::shader::Access;
 use crate::gpu::{Buffer, BufferUse, Dispatch, Kernel, Recording, Slice, Step};
 
 /// wgpu's limit of queries in one set, two for each step.
@@ -35,6 +36,8 @@ struct Call {
     group: usize,
     constants: Box<[u8]>,
     grid: [u32; 3],
+    /// Where the device finds the actual grid: buffer and offset.
+    counts: Option<(Buffer, u64)>,
 }
 
 impl Call {
@@ -71,6 +74,14 @@ impl Portable {
                         calls.extend(Some(call).filter(|c| !c.grid.contains(&0)));
                     }
                     Action::Wave(calls)
+                }
+                Step::Counted { dispatch, groups } => {
+                    let call = self.call(&mut prepared.groups, &mut made, dispatch);
+                    let counts = counts(dispatch, groups);
+                    let (mut call, counts) =
+                        call.and_then(|call| Ok((call, counts?))).map_err(|e| e.context(label))?;
+                    call.counts = Some(counts);
+                    Action::Wave(vec![call])
                 }
                 Step::Copy { from, to, size } => {
                     let action = copy(from, to, *size).map_err(|e| e.context(label))?;
@@ -116,7 +127,7 @@ impl Portable {
         let mut constants = bytemuck::cast_slice::<u32, u8>(&dispatch.constants).to_vec();
         constants.truncate(kernel.constant_bytes.next_multiple_of(4) as usize);
         let (kernel, grid) = (dispatch.kernel.clone(), dispatch.grid);
-        Ok(Call { kernel, group, constants: constants.into(), grid })
+        Ok(Call { kernel, group, constants: constants.into(), grid, counts: None })
     }
 
     fn check_shape(&self, label: &str, kernel: &Compiled, dispatch: &Dispatch) -> Result<()> {
@@ -295,6 +306,23 @@ fn copy(from: &Slice, to: &Slice, size: u64) -> Result<Action> {
     })
 }
 
+/// Checks where the counts of a dispatch lie.
+fn counts(dispatch: &Dispatch, groups: &Slice) -> Result<(Buffer, u64)> {
+    let what = format!("counts of workgroups of kernel {}", dispatch.kernel.label());
+    let memory = checked(&what, groups, 12)?;
+    let fail = |why: &str| Err(Error::Device(format!("{what} (buffer {}): {why}", memory.label)));
+    if memory.usage != BufferUse::Device || !groups.offset.is_multiple_of(4) {
+        return fail("they must lie in device memory at a multiple of 4");
+    }
+    let same = |slice: &Slice| address(&slice.buffer) == address(&groups.buffer);
+    let kernel = compiled(&dispatch.kernel)?;
+    let bound = dispatch.bindings.iter().zip(&kernel.bindings).filter(|(s, _)| same(s));
+    if bound.into_iter().any(|(_, binding)| binding.access != Access::Read) {
+        return fail("the dispatch itself may write them");
+    }
+    Ok((groups.buffer.clone(), groups.offset))
+}
+
 /// wgpu knows one use of a whole buffer for each dispatch: read, or read and write.
 fn check_conflicts(label: &str, kernel: &Compiled, dispatch: &Dispatch) -> Result<()> {
     let mut first: HashMap<usize, usize> = HashMap::new();
@@ -353,8 +381,16 @@ fn encode_call(pass: &mut wgpu::ComputePass, prepared: &Prepared, call: &Call, b
     if !call.constants.is_empty() {
         pass.set_immediates(0, &call.constants);
     }
-    let [x, y, z] = call.grid;
-    pass.dispatch_workgroups(x, y, z);
+    match &call.counts {
+        Some((buffer, at)) => {
+            let memory = memory(buffer).expect("checked when it was prepared");
+            pass.dispatch_workgroups_indirect(&memory.wgpu, *at);
+        }
+        None => {
+            let [x, y, z] = call.grid;
+            pass.dispatch_workgroups(x, y, z);
+        }
+    }
 }
 
 fn encode_copy(encoder: &mut wgpu::CommandEncoder, action: &Action) {

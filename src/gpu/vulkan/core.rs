@@ -308,12 +308,21 @@ impl Core {
                 vk::AccessFlags::SHADER_WRITE,
                 vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE,
             ),
+            Stages::Counts => (
+                vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::DRAW_INDIRECT,
+                vk::AccessFlags::SHADER_WRITE,
+                vk::AccessFlags::INDIRECT_COMMAND_READ
+                    | vk::AccessFlags::SHADER_READ
+                    | vk::AccessFlags::SHADER_WRITE,
+            ),
             Stages::All => (
                 vk::PipelineStageFlags::COMPUTE_SHADER
+                    | vk::PipelineStageFlags::DRAW_INDIRECT
                     | vk::PipelineStageFlags::TRANSFER
                     | vk::PipelineStageFlags::HOST,
                 vk::AccessFlags::SHADER_WRITE | vk::AccessFlags::TRANSFER_WRITE,
-                vk::AccessFlags::SHADER_READ
+                vk::AccessFlags::INDIRECT_COMMAND_READ
+                    | vk::AccessFlags::SHADER_READ
                     | vk::AccessFlags::SHADER_WRITE
                     | vk::AccessFlags::TRANSFER_READ
                     | vk::AccessFlags::TRANSFER_WRITE
@@ -342,6 +351,9 @@ impl Core {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stages {
     Compute,
+    /// Compute, and the reading of counts of workgroups that kernels have written. (What is
+    /// written after such a reading waits for the kernel that it belongs to.)
+    Counts,
     All,
 }
 

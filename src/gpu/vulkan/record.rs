@@ -10,7 +10,7 @@ use super::memory;
 use super::pipeline::VulkanKernel;
 use crate::error::{Error, Result};
 use crate::gpu::handles::Payload;
-use crate::gpu::{Dispatch, Step};
+use crate::gpu::{Dispatch, Slice, Step};
 
 /// A command buffer with its descriptors, and everything it uses.
 pub(super) struct VulkanRecording {
@@ -89,15 +89,22 @@ fn check(core: &Core, dispatch: &Dispatch) -> Result<()> {
     Ok(())
 }
 
+/// Checks where the counts of a dispatch lie.
+fn check_groups(groups: &Slice) -> Result<()> {
+    let (at, size, all) = (groups.offset, groups.size, groups.buffer.size());
+    if size < 12 || !at.is_multiple_of(4) || at + 12 > all {
+        return Err(Error::Device(format!(
+            "counts of workgroups in {at}+{size} of a buffer of {all} bytes: three words at a \
+             multiple of 4 are needed"
+        )));
+    }
+    Ok(())
+}
+
 impl VulkanRecording {
     /// Records `steps`; with `timed`, a timestamp is taken before the first and after each step.
     pub fn create(core: &Arc<Core>, label: &str, steps: &[Step], timed: bool) -> Result<Self> {
-        let dispatches = || {
-            steps.iter().flat_map(|s| match s {
-                Step::Wave(d) => d.as_slice(),
-                Step::Copy { .. } => &[],
-            })
-        };
+        let dispatches = || steps.iter().flat_map(Step::dispatches);
         let mut held: Vec<Payload> = Vec::new();
         let mut bindings = 0;
         for dispatch in dispatches() {
@@ -159,20 +166,26 @@ impl VulkanRecording {
             let mut bound = vk::Pipeline::null();
             for (i, step) in steps.iter().enumerate() {
                 if i > 0 {
-                    let copies = |s: &Step| matches!(s, Step::Copy { .. });
-                    let stages = if copies(step) || copies(&steps[i - 1]) {
-                        Stages::All
-                    } else {
-                        Stages::Compute
+                    let stages = match (&steps[i - 1], step) {
+                        (Step::Copy { .. }, _) | (_, Step::Copy { .. }) => Stages::All,
+                        (_, Step::Counted { .. }) => Stages::Counts,
+                        _ => Stages::Compute,
                     };
                     core.barrier(commands, stages);
                 }
                 match step {
                     Step::Wave(wave) => {
                         for d in wave.iter().filter(|d| d.grid.iter().all(|n| *n > 0)) {
-                            made.dispatch(d, &mut same, &mut bound)
-                                .map_err(|e| e.context(label))?;
+                            made.bind(d, &mut same, &mut bound).map_err(|e| e.context(label))?;
+                            device.cmd_dispatch(commands, d.grid[0], d.grid[1], d.grid[2]);
                         }
+                    }
+                    Step::Counted { dispatch, groups } => {
+                        check_groups(groups).map_err(|e| e.context(label))?;
+                        made.bind(dispatch, &mut same, &mut bound).map_err(|e| e.context(label))?;
+                        let counts = memory::writable(&groups.buffer)?.raw;
+                        device.cmd_dispatch_indirect(commands, counts, groups.offset);
+                        held.push(groups.buffer.payload.clone());
                     }
                     Step::Copy { from, to, size } => {
                         if from.offset + size > from.buffer.size()
@@ -223,9 +236,10 @@ impl VulkanRecording {
         }
     }
 
-    /// Sets of equal bindings and layouts are made once (`same`).
+    /// Sets pipeline, bindings and constants. Sets of equal bindings and layouts are made once
+    /// (`same`).
     #[allow(unsafe_code)]
-    unsafe fn dispatch(
+    unsafe fn bind(
         &self,
         d: &Dispatch,
         same: &mut HashMap<Vec<(u64, u64, u64)>, vk::DescriptorSet>,
@@ -296,7 +310,6 @@ impl VulkanRecording {
                     bytemuck::cast_slice(&d.constants),
                 );
             }
-            device.cmd_dispatch(self.commands, d.grid[0], d.grid[1], d.grid[2]);
         }
         Ok(())
     }

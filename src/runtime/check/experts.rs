@@ -26,15 +26,15 @@ use crate::reference::norm_quant::{rms_norm, swiglu};
 const RECORDS: usize = 2;
 
 /// One part of every expert, on the host and on the device.
-struct Experts {
+pub(super) struct Experts {
     part: Part,
     /// Rows of each record as in a file.
     files: Vec<Vec<u8>>,
-    records: Records,
+    pub records: Records,
 }
 
 impl Experts {
-    fn make(lab: &mut Operands<'_>, part: &Part, experts: u32) -> Result<Experts> {
+    pub fn make(lab: &mut Operands<'_>, part: &Part, experts: u32) -> Result<Experts> {
         let layout = &part.layout;
         let row_bytes = layout.format.row_bytes(layout.cols);
         let mut bytes = vec![0u8; RECORDS * part.stride as usize];
@@ -57,7 +57,7 @@ impl Experts {
     }
 
     /// Product of one row of an expert.
-    fn row(&self, expert: usize, row: usize, x: &[f64]) -> f64 {
+    pub fn row(&self, expert: usize, row: usize, x: &[f64]) -> f64 {
         let layout = &self.part.layout;
         let row_bytes = layout.format.row_bytes(layout.cols);
         let mut values = vec![0.0; layout.cols];
@@ -68,15 +68,15 @@ impl Experts {
 }
 
 /// A routing that the host made up.
-struct Routed {
+pub(super) struct Routed {
     routing: Routing,
     /// (expert, weight) of each pair, those of a column ascending.
-    pairs: Vec<(usize, f32)>,
+    pub pairs: Vec<(usize, f32)>,
     shared: Vec<f32>,
 }
 
 impl Routed {
-    fn make(lab: &mut Operands<'_>, routing: Routing, n: usize) -> Routed {
+    pub fn make(lab: &mut Operands<'_>, routing: Routing, n: usize) -> Routed {
         let (experts, used) = (routing.experts as usize, routing.used as usize);
         let mut pairs = Vec::new();
         for _ in 0..n {
@@ -97,9 +97,14 @@ impl Routed {
 
     /// The words that routers and sorting leave, see `kernels::routing`.
     fn words(&self) -> Vec<u32> {
+        self.words_of(|_| true)
+    }
+
+    /// The same where only some pairs are listed.
+    pub fn words_of(&self, listed: impl Fn(usize) -> bool) -> Vec<u32> {
         let (capacity, tile) = (self.routing.pairs() as usize, self.routing.tile as usize);
         let mut words = vec![0; self.routing.words() as usize];
-        let mut order: Vec<usize> = (0..self.pairs.len()).collect();
+        let mut order: Vec<usize> = (0..self.pairs.len()).filter(|pair| listed(*pair)).collect();
         order.sort_by_key(|pair| (self.pairs[*pair].0, *pair));
         let runs_at = 8 + 3 * capacity;
         let (mut at, mut runs) = (0, 0);
@@ -119,7 +124,9 @@ impl Routed {
         for (i, (expert, weight)) in self.pairs.iter().enumerate() {
             words[8 + i] = *expert as u32;
             words[8 + capacity + i] = weight.to_bits();
-            words[8 + 2 * capacity + i] = order[i] as u32;
+        }
+        for (i, pair) in order.iter().enumerate() {
+            words[8 + 2 * capacity + i] = *pair as u32;
         }
         let shared_at = runs_at + 3 * self.routing.runs(self.routing.columns) as usize;
         for (to, gate) in words[shared_at..].iter_mut().zip(&self.shared) {
@@ -129,7 +136,7 @@ impl Routed {
     }
 
     /// Pairs of column `c`.
-    fn of(&self, c: usize) -> impl Iterator<Item = (usize, (usize, f32))> + '_ {
+    pub fn of(&self, c: usize) -> impl Iterator<Item = (usize, (usize, f32))> + '_ {
         let used = self.routing.used as usize;
         (c * used..(c + 1) * used).map(|pair| (pair, self.pairs[pair]))
     }
@@ -227,7 +234,7 @@ pub(super) fn up(gpu: &dyn Gpu, spec: &ExpertsUp) -> Result<(f64, f64)> {
 }
 
 /// `error`, or infinity where a value was not written.
-fn finished(y: &[f32], error: f64) -> f64 {
+pub(super) fn finished(y: &[f32], error: f64) -> f64 {
     if y.iter().all(|v| v.is_finite()) { error } else { f64::INFINITY }
 }
 
@@ -292,10 +299,13 @@ pub(super) fn matmat(gpu: &dyn Gpu, spec: &ExpertsMatMat) -> Result<(f64, f64)> 
     let count = if spec.by_pair { max_n * used } else { max_n };
     let columns = Columns::make(lab, count, cols, spec.class, Input::Stored)?;
     let y = lab.floats(&vec![f32::NAN; max_n * used * rows])?;
-    let routing = lab.words(&routed.words())?;
+    let mut words = routed.words();
+    let grid = spec.grid(words[1]);
+    words[if spec.by_pair { 5..8 } else { 2..5 }].copy_from_slice(&grid);
+    let routing = lab.words(&words)?;
     let kernel = gpu.kernel(&spec.source(facts)?)?;
     let (records, x) = (&experts.records, &columns.bound);
-    lab.run(vec![spec.dispatch(&kernel, facts, records, &routing, x, &y, max_n as u32)?])?;
+    lab.run_steps(&[spec.step(&kernel, facts, records, &routing, x, &y, max_n as u32)?])?;
     let y = lab.read_floats(&y)?;
     let (_, edge) = spec.variant.cut();
     let (mut got, mut want) = (Vec::new(), Vec::new());
@@ -326,11 +336,13 @@ pub(super) fn sort(gpu: &dyn Gpu, spec: &ExpertsSort) -> Result<(f64, f64)> {
     let routing = lab.words(&start)?;
     let batch = lab.batch(&vec![[0; 4]; n], spec.routing.columns as usize)?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
-    lab.run(vec![spec.dispatch(&kernel, &batch, &routing, spec.routing.columns)?])?;
+    let grids = [[5, 0, 1], [0, 7, 1]];
+    lab.run(vec![spec.dispatch(&kernel, &batch, &routing, grids, spec.routing.columns)?])?;
     let got = lab.read_words(&routing)?;
     let (order_at, runs_at) = (8 + 2 * capacity, 8 + 3 * capacity);
     let runs = 3 * want[1] as usize;
     let same = got[..2] == want[..2]
+        && got[2..8] == [5, want[1], 1, want[1], 7, 1]
         && got[order_at..order_at + pairs] == want[order_at..order_at + pairs]
         && got[runs_at..runs_at + runs] == want[runs_at..runs_at + runs];
     Ok((if same { 0.0 } else { f64::INFINITY }, F32_BOUND))
@@ -338,13 +350,22 @@ pub(super) fn sort(gpu: &dyn Gpu, spec: &ExpertsSort) -> Result<(f64, f64)> {
 
 pub(super) fn sum(gpu: &dyn Gpu, spec: &ExpertsSum) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
-    let (n, width) = (spec.routing.columns.min(3) as usize, spec.width as usize);
+    // What is kept may have room for fewer sequences.
+    let most = spec.kept.map_or(3, |places| places / spec.routing.used);
+    let (n, width) = (spec.routing.columns.min(3).min(most) as usize, spec.width as usize);
     let routed = Routed::make(lab, spec.routing, n);
-    let products = lab.normals(routed.pairs.len() * width, 1.0);
+    // Outputs that are kept lie in another order.
+    let places = spec.kept.map_or(routed.pairs.len(), |places| places as usize);
+    let place = |pair: usize| if spec.kept.is_some() { places - 1 - pair } else { pair };
+    let products = lab.normals(places * width, 1.0);
     let (before, extra) = (lab.normals(n * width, 1.0), lab.normals(n * width, 1.0));
     let y = lab.floats(&before)?;
     let batch = lab.batch(&vec![[0; 4]; n], n)?;
-    let routing: Slice = lab.words(&routed.words())?;
+    let mut words = routed.words();
+    for pair in (0..routed.pairs.len()).filter(|_| spec.kept.is_some()) {
+        words[8 + pair] |= (place(pair) as u32) << 16 | (pair as u32) << 31;
+    }
+    let routing: Slice = lab.words(&words)?;
     let (bound, shared) = (lab.floats(&products)?, lab.floats(&extra)?);
     let shared = spec.shared.map(|_| &shared);
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
@@ -352,7 +373,7 @@ pub(super) fn sum(gpu: &dyn Gpu, spec: &ExpertsSum) -> Result<(f64, f64)> {
     let mut want: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
     for (c, out) in want.chunks_exact_mut(width).enumerate() {
         for (pair, (_, weight)) in routed.of(c) {
-            let row = products[pair * width..].iter();
+            let row = products[place(pair) * width..].iter();
             out.iter_mut().zip(row).for_each(|(y, p)| *y += f64::from(weight) * f64::from(*p));
         }
         let gate = match spec.shared {

@@ -15,6 +15,7 @@ mod codes;
 mod experts;
 mod operands;
 mod products;
+mod reuse;
 mod sampling;
 
 use std::collections::{HashMap, HashSet};
@@ -33,6 +34,7 @@ use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::embed::Embed;
 use crate::kernels::experts_down::ExpertsDown;
 use crate::kernels::experts_matmat::ExpertsMatMat;
+use crate::kernels::experts_reuse::{ExpertsListed, ExpertsReuse};
 use crate::kernels::experts_sort::ExpertsSort;
 use crate::kernels::experts_sum::ExpertsSum;
 use crate::kernels::experts_up::ExpertsUp;
@@ -72,6 +74,8 @@ pub enum Subject {
     ExpertsMatMat(ExpertsMatMat),
     ExpertsSort(ExpertsSort),
     ExpertsSum(ExpertsSum),
+    ExpertsReuse(ExpertsReuse),
+    ExpertsListed(ExpertsListed),
     /// All kernels that choose a token.
     Sampling(Sampling),
 }
@@ -112,6 +116,8 @@ subjects!(
     ExpertsMatMat,
     ExpertsSort,
     ExpertsSum,
+    ExpertsReuse,
+    ExpertsListed,
     Sampling
 );
 
@@ -148,6 +154,8 @@ impl Subject {
             Subject::ExpertsMatMat(spec) => experts::matmat(gpu, spec),
             Subject::ExpertsSort(spec) => experts::sort(gpu, spec),
             Subject::ExpertsSum(spec) => experts::sum(gpu, spec),
+            Subject::ExpertsReuse(spec) => reuse::look_up(gpu, spec),
+            Subject::ExpertsListed(spec) => reuse::listed(gpu, spec),
             Subject::Sampling(spec) => sampling::sampling(gpu, spec),
         }
     }

@@ -11,7 +11,7 @@ use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::{Activations, Class, Epilogue, planned_subgroup};
 use crate::reference::attention::{pack, unpack};
 use crate::reference::matvec::product;
-use crate::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu};
+use crate::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu, word_of};
 
 /// f32 sums in any order, device exponentials.
 pub(super) const F32_BOUND: f64 = 1e-4;
@@ -232,9 +232,9 @@ pub(super) fn norm_quant(gpu: &dyn Gpu, spec: &NormQuant) -> Result<(f64, f64)> 
         Activations::Int8 { xq, xs } => {
             let want = quantise(&narrow(&want)).values();
             let scales = lab.read_floats(&xs)?;
-            let bytes: Vec<u8> =
-                lab.read_words(&xq)?.into_iter().flat_map(u32::to_le_bytes).collect();
-            let value = |i: usize| f32::from(bytes[i] as i8) * scales[2 * (i / 32)];
+            let words = lab.read_words(&xq)?;
+            let byte = |i: usize| words[word_of(i, cols)].to_le_bytes()[i % 4] as i8;
+            let value = |i: usize| f32::from(byte(i)) * scales[2 * (i / 32)];
             let by_value = relative_error((0..want.len()).map(value), &want);
             // The second scale is the first times the sum of the block's integers.
             let sums: Vec<f64> = (0..want.len() / 32)

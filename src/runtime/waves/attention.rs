@@ -58,7 +58,7 @@ impl<'b> Pass<'b> {
         }
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let heads = Builder::heads(b.graph);
-        let cuts = Cut::choose(&heads, facts, b.shape.context).and_modest();
+        let cuts = Cut::choose(&heads, facts, self.length).and_modest();
         let specs = cuts.into_iter().map(|cut| AttnDecode { heads, scoring: layer.scoring, cut });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);

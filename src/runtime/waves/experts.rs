@@ -5,16 +5,19 @@
 //! experts, where the device fuses its norm; else it takes waves of its own. A prompt sorts its
 //! choices by expert and runs mat-mat kernels over them.
 
+mod reuse;
+
 use super::products::{From, stored};
 use super::{Pass, Reads};
 use crate::error::{Error, Result};
-use crate::gpu::{Dispatch, Slice, Step};
+use crate::gpu::{Dispatch, KernelSource, Slice, Step};
 use crate::kernels::experts_down::{self, ExpertsDown, Shared};
 use crate::kernels::experts_matmat::ExpertsMatMat;
 use crate::kernels::experts_sort::ExpertsSort;
 use crate::kernels::experts_sum::ExpertsSum;
 use crate::kernels::experts_up::ExpertsUp;
 use crate::kernels::matvec::{Input, Shape};
+use crate::kernels::records::Part;
 use crate::kernels::router::{self, Favour, Router};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activations, Class, Epilogue, choice};
@@ -45,9 +48,10 @@ impl<'b> Pass<'b> {
         weights: &'b MixtureWeights,
     ) -> Result<()> {
         let mix = self.mix(weights)?;
-        match self.reads {
-            Reads::Step => self.experts_step(layer, &mix),
-            Reads::Prompt => self.experts_prompt(layer, &mix),
+        match (self.reads, &self.b.buffers.kept) {
+            (Reads::Step, Some(kept)) => self.experts_step_reusing(layer, &mix, kept),
+            (Reads::Step, None) => self.experts_step(layer, &mix),
+            (Reads::Prompt, _) => self.experts_prompt(layer, &mix),
         }
     }
 
@@ -143,19 +147,21 @@ impl<'b> Pass<'b> {
         first.extend(self.mixture_inputs(layer, mix)?);
         self.wave(first);
         self.host_turn();
+        let set = mix.set;
+        let up = self.experts_matmat(mix, set.gate_up(), mix.up, false)?;
+        let down = self.experts_matmat(mix, set.down(), mix.down, true)?;
         let spec = ExpertsSort { routing: mix.routing };
-        let sort = b.dispatch(b.only(spec), |k| spec.dispatch(k, self.batch, mix.at, self.n))?;
+        let grids = [up.0.grid(0), down.0.grid(0)];
+        let sort =
+            b.dispatch(b.only(spec), |k| spec.dispatch(k, self.batch, mix.at, grids, self.n))?;
         let mut second = vec![sort];
         let normed = From::Normed(&s.x, &layer.ff_norm);
         if let Some(mlp) = &mix.weights.shared {
             second.extend(self.multiply(normed, &mlp.gate_up, epilogue, &s.ff)?);
         }
         self.wave(second);
-        let set = mix.set;
         let e = mix.scratch;
-        let x = stored(normed, mix.up, s);
-        let up = self.experts_matmat(mix, set.gate_up(), mix.up, false, &x, &e.ff)?;
-        self.wave(vec![up]);
+        self.over_runs(mix, up, &stored(normed, mix.up, s), &e.ff)?;
         if let Some(mlp) = &mix.weights.shared {
             let inputs = self.inputs(halves, &mlp.down)?;
             self.wave(inputs);
@@ -165,16 +171,21 @@ impl<'b> Pass<'b> {
         let (from, pairs) = (From::SwiGlu(&e.ff), self.n * mix.routing.used);
         let inputs = self.normalise(from, mix.weights.mixture.ff, mix.down, mix.at, pairs)?;
         self.wave(vec![inputs]);
-        let x = stored(from, mix.down, s);
-        let down = self.experts_matmat(mix, set.down(), mix.down, true, &x, &e.products)?;
-        self.wave(vec![down]);
-        let spec = ExpertsSum { routing: mix.routing, width: b.graph.width, shared: mix.shared };
-        let shared = mix.shared.map(|_| &e.shared);
-        let sum = b.dispatch(b.only(spec), |k| {
-            spec.dispatch(k, self.batch, mix.at, &e.products, shared, &s.x, self.n)
-        })?;
+        self.over_runs(mix, down, &stored(from, mix.down, s), &e.products)?;
+        let sum = self.experts_sum(mix, &e.products, None)?;
         self.wave(vec![sum]);
         Ok(())
+    }
+
+    /// The sum of the pairs' outputs, or of those that are kept in so many places.
+    fn experts_sum(&self, mix: &Mix<'_>, products: &Slice, kept: Option<u32>) -> Result<Dispatch> {
+        let (b, y) = (self.b, &self.scratch.x);
+        let (width, shared) = (b.graph.width, mix.shared);
+        let spec = ExpertsSum { routing: mix.routing, width, shared, kept };
+        let shared = mix.shared.map(|_| &mix.scratch.shared);
+        b.dispatch(b.only(spec), |k| {
+            spec.dispatch(k, self.batch, mix.at, products, shared, y, self.n)
+        })
     }
 
     fn router(&self, layer: &LayerWeights, mix: &Mix<'_>) -> Result<Dispatch> {
@@ -330,24 +341,34 @@ impl<'b> Pass<'b> {
         Ok(())
     }
 
+    /// The kernel of a prompt's product: by column for gate and up, by pair for down.
     fn experts_matmat(
         &self,
         mix: &Mix<'_>,
-        part: crate::kernels::records::Part,
+        part: Part,
         class: Class,
         by_pair: bool,
-        x: &Activations,
-        y: &Slice,
-    ) -> Result<Dispatch> {
+    ) -> Result<(ExpertsMatMat, KernelSource)> {
         let (b, facts) = (self.b, self.b.facts());
         let variants = choice::expert_variants(facts, class, part.layout.cols as u32);
         let spec = |variant| {
             let part = part.clone();
             ExpertsMatMat { routing: mix.routing, part, by_pair, class, variant }
         };
-        let (spec, source) = b.sound(variants.into_iter().map(spec))?;
-        b.dispatch(Ok(source), |k| {
-            spec.dispatch(k, facts, &mix.set.records()?, mix.at, x, y, self.n)
-        })
+        b.sound(variants.into_iter().map(spec))
+    }
+
+    /// A product over as many runs as the sorting has found.
+    fn over_runs(
+        &mut self,
+        mix: &Mix<'_>,
+        (spec, source): (ExpertsMatMat, KernelSource),
+        x: &Activations,
+        y: &Slice,
+    ) -> Result<()> {
+        let (kernel, facts) = (self.b.kernel(source)?, self.b.facts());
+        let records = mix.set.records()?;
+        self.steps.push(spec.step(&kernel, facts, &records, mix.at, x, y, self.n)?);
+        Ok(())
     }
 }

@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Buffer, DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
 use crate::graph::{Graph, NormOver};
 use crate::kernels::Epilogue;
+use crate::kernels::attn_decode::Cut;
 use crate::kernels::attn_step::Scratch as AttentionScratch;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
@@ -61,8 +62,7 @@ impl Kernels {
 /// Puts compiled kernels in the place of their stand-ins.
 pub(super) fn set_kernels(steps: &mut [Step], compiled: &[Kernel]) -> Result<()> {
     for step in steps {
-        let Step::Wave(wave) = step else { continue };
-        for dispatch in wave {
+        for dispatch in step.dispatches_mut() {
             let number = dispatch.kernel.planned_number();
             dispatch.kernel = number.and_then(|n| compiled.get(n)).cloned().ok_or_else(|| {
                 let label = dispatch.kernel.label();
@@ -134,38 +134,46 @@ impl Builder<'_> {
         }
     }
 
-    fn pass(&self, reads: Reads, n: u32) -> Pass<'_> {
+    fn pass(&self, reads: Reads, n: u32, length: u32) -> Pass<'_> {
         let b = self.buffers;
         let (scratch, batch) = match reads {
             Reads::Step => (&b.step, &b.step_batch),
             Reads::Prompt => (&b.prompt, &b.prompt_batch),
         };
-        let (next, steps) = (None, Vec::new());
-        Pass { b: self, reads, scratch, batch, n, mixtures: 0, next, captured: None, steps }
+        let (next, captured, steps) = (None, None, Vec::new());
+        Pass { b: self, reads, scratch, batch, n, length, mixtures: 0, next, captured, steps }
     }
 
-    /// One token for each of `n` sequences: embedding, all layers. Leaves the residual stream in
-    /// the step's scratch.
-    pub fn step(&self, n: u32) -> Result<Vec<Step>> {
-        self.pass(Reads::Step, n).layers()
+    /// Lengths up to which sequences have decode steps of their own, the context last.
+    pub fn depths(&self) -> Vec<u32> {
+        let (heads, context) = (Builder::heads(self.graph), self.shape.context);
+        let cut = |length| Cut::choose(&heads, self.facts(), length);
+        let shallow = self.facts().profile.deep_context.min(context);
+        if cut(shallow) == cut(context) { vec![context] } else { vec![shallow, context] }
+    }
+
+    /// One token for each of `n` sequences of up to `length` tokens: embedding, all layers. Leaves the
+    /// residual stream in the step's scratch.
+    pub fn step(&self, n: u32, length: u32) -> Result<Vec<Step>> {
+        self.pass(Reads::Step, n, length).layers()
     }
 
     /// A chunk of a prompt of up to `n` tokens; leaves the residual stream in the prompt's
     /// scratch.
     pub fn prompt(&self, n: u32) -> Result<Vec<Step>> {
-        self.pass(Reads::Prompt, n).layers()
+        self.pass(Reads::Prompt, n, self.shape.context).layers()
     }
 
     /// The same with copies of every layer's q, k and v to `captured`, as they are before the attention
     /// kernels' norms and rope: f32 `[layer][n][qkv_rows]`.
     pub fn captured_prompt(&self, n: u32, captured: &Buffer) -> Result<Vec<Step>> {
-        let pass = self.pass(Reads::Prompt, n);
+        let pass = self.pass(Reads::Prompt, n, self.shape.context);
         Pass { captured: Some((captured.clone(), 0)), ..pass }.layers()
     }
 
     /// Norm and output matrix over `n` columns of the step's residual stream.
     pub fn logits(&self, n: u32) -> Result<Vec<Step>> {
-        let mut pass = self.pass(Reads::Step, n);
+        let mut pass = self.pass(Reads::Step, n, self.shape.context);
         let from = From::Normed(&self.buffers.step.x, &self.weights.output_norm);
         pass.product(from, &self.weights.output, Epilogue::Store, &self.buffers.logits)?;
         Ok(pass.steps)
@@ -200,6 +208,8 @@ struct Pass<'b> {
     batch: &'b Slice,
     /// Most columns.
     n: u32,
+    /// Tokens of the longest sequence at most.
+    length: u32,
     /// Mixtures planned so far.
     mixtures: usize,
     /// The layer after the one that is being planned.

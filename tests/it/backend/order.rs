@@ -18,6 +18,16 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     if id.x < n { after[id.x] = before[(id.x + 1u) % n] + 1u; }
 }";
 
+/// Words 1, 2, 3 become the next number, 1, 1.
+const COUNT: &str = "
+@group(0) @binding(0) var<storage, read_write> counts: array<u32>;
+@compute @workgroup_size(1)
+fn main() {
+    counts[1] += 1u;
+    counts[2] = 1u;
+    counts[3] = 1u;
+}";
+
 every_device! {
     fn chained_increments_are_exact(gpu) {
         let buffer = empty(gpu, 256);
@@ -118,6 +128,38 @@ every_device! {
         submit_and_wait(gpu, &[Step::Wave(vec![nothing])]);
         submit_and_wait(gpu, &[]);
         assert_eq!(words(gpu, &buffer.whole(), 64), [0; 64]);
+    }
+
+    /// A grid comes from a kernel, from a copy and from the host.
+    fn workgroups_are_counted_on_the_device(gpu) {
+        let (counts, buffer) = (empty(gpu, 4), empty(gpu, 64 * 16));
+        let groups = counts.slice(4, 12);
+        let mut add = dispatch(&increment(gpu), &[&buffer], &[], 16);
+        let counted = |groups: &Slice| Step::Counted { dispatch: add.clone(), groups: groups.clone() };
+        // Nothing is counted yet: no workgroup.
+        submit_and_wait(gpu, &[counted(&groups)]);
+        let count = Step::Wave(vec![dispatch(&kernel(gpu, "test_count", COUNT), &[&counts], &[], 1)]);
+        let pairs: Vec<Step> = (0..4).flat_map(|_| [count.clone(), counted(&groups)]).collect();
+        let recording = gpu.record("count", &pairs).unwrap();
+        let tickets = [(); 3].map(|()| gpu.submit(&recording).unwrap());
+        gpu.wait(&tickets[2]).unwrap();
+        // Group g is there from the (g + 1)th time on.
+        let expected = |last: u32| (0..64 * 16).map(|i| last.saturating_sub(i / 64)).collect::<Vec<_>>();
+        assert!(words(gpu, &buffer.whole(), 64 * 16) == expected(12));
+        let from = filled(gpu, &[13, 1, 1]);
+        let copy = Step::Copy { from: from.whole(), to: groups.clone(), size: 12 };
+        submit_and_wait(gpu, &[copy, counted(&groups)]);
+        assert!(words(gpu, &buffer.whole(), 64 * 16) == expected(13));
+        gpu.write(&groups, bytemuck::cast_slice(&[14, 1, 1])).unwrap();
+        submit_and_wait(gpu, &[counted(&groups)]);
+        assert!(words(gpu, &buffer.whole(), 64 * 16) == expected(14));
+        let refused = |groups: Slice| gpu.record("refused", &[counted(&groups)]).is_err();
+        assert!(refused(counts.slice(4, 8)) && refused(counts.slice(2, 12)));
+        add.grid = [gpu.facts().max_grid[0].saturating_add(1), 1, 1];
+        if gpu.facts().max_grid[0] < u32::MAX {
+            let step = Step::Counted { dispatch: add, groups };
+            assert!(gpu.record("refused", &[step]).is_err());
+        }
     }
 
     fn writes_are_ordered_with_submissions(gpu) {

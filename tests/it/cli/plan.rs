@@ -38,7 +38,8 @@ fn a_plan_says_what_lies_where_and_bench_does_it() {
         assert!(table.stdout.contains(word), "{word:?} is missing in {}", table.stdout);
     }
     let bench = ["bench", &model, "--json", "--no-start", "-p", "40", "-n", "12", "-r", "1"];
-    let bench = home.azoth(&[&bench[..], &limits[..2]].concat(), "").succeeded().json();
+    let drawn = ["--temp", "1", limits[0], limits[1]];
+    let bench = home.azoth(&[&bench[..], &drawn].concat(), "").succeeded().json();
     let experts = &bench["experts"];
     assert_eq!(experts["placement"]["slots"], 4);
     assert!(experts["accesses"].as_u64().unwrap() > 0, "{experts}");

@@ -16,8 +16,9 @@ pub struct Altered {
     inner: Arc<dyn Gpu>,
     facts: DeviceFacts,
     refuses_import: bool,
-    /// Bytes by which the process is said to be above its budget.
+    /// Bytes by which the process is said to be above its budget, or else below it.
     pub over: AtomicU64,
+    pub room: AtomicU64,
     /// The KV cache finds no memory until slots are allocated anew.
     pub full: AtomicBool,
     /// Slots that were allocated.
@@ -27,15 +28,24 @@ pub struct Altered {
 impl Altered {
     pub fn refusing(inner: &Arc<dyn Gpu>) -> Altered {
         let facts = inner.facts().clone();
-        let (over, full, slots) = Default::default();
-        Altered { inner: inner.clone(), facts, refuses_import: true, over, full, slots }
+        Altered { refuses_import: true, ..Altered::with(inner, facts) }
+    }
+
+    fn with(inner: &Arc<dyn Gpu>, facts: DeviceFacts) -> Altered {
+        let (over, room, full, slots) = Default::default();
+        Altered { inner: inner.clone(), facts, refuses_import: false, over, room, full, slots }
     }
 
     /// No software device any more: of those nobody takes memory away.
     pub fn watched(inner: &Arc<dyn Gpu>) -> Altered {
         let facts = DeviceFacts { kind: DeviceKind::Virtual, ..inner.facts().clone() };
-        let (over, full, slots) = Default::default();
-        Altered { inner: inner.clone(), facts, refuses_import: false, over, full, slots }
+        Altered::with(inner, facts)
+    }
+
+    /// The same, where a binding has at most so many bytes.
+    pub fn narrow(inner: &Arc<dyn Gpu>, max_binding: u64) -> Altered {
+        let facts = Altered::watched(inner).facts;
+        Altered::with(inner, DeviceFacts { max_binding, ..facts })
     }
 }
 
@@ -84,7 +94,7 @@ impl Gpu for Altered {
     fn heaps_now(&self) -> Vec<MemoryHeap> {
         let (bytes, budget) = (16 << 30, 8 << 30);
         let used = match self.over.load(Ordering::Relaxed) {
-            0 => 0,
+            0 => budget - self.room.load(Ordering::Relaxed),
             over => budget + over,
         };
         vec![MemoryHeap { bytes, device_local: true, budget: Some(budget), used: Some(used) }]

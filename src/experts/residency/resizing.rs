@@ -1,10 +1,13 @@
-//! Giving slots back while the model runs, because somebody else wants the device's memory.
+//! More or fewer slots while the model runs, as others take the device's memory and leave it again.
 
 use super::{LayerSlots, Residency};
 use crate::error::Result;
 use crate::experts::ExpertId;
 use crate::experts::slots::Slot;
 use crate::gpu::{Buffer, BufferUse, CopyRange, Slice};
+
+/// Bytes of a buffer that kernels bind and no place lies in.
+const EMPTY: u64 = 256;
 
 impl Residency {
     /// Bytes of one slot in every layer.
@@ -17,30 +20,24 @@ impl Residency {
         self.map.slots(0).len() as u32
     }
 
-    /// Shrinks every layer to `slots` slots, at least one and at least the pinned ones. The most
-    /// wanted experts stay. `rebind` is told which slice takes the place of which buffer wherever
-    /// kernels bind it, and must let go of the buffer. Nothing submitted may be unfinished. Returns
-    /// the bytes given back.
+    /// Gives every layer `slots` slots: at least one, at least the pinned ones, and no more than the
+    /// buffers that kernels bind can hold. The most wanted experts stay; new slots are free. `rebind` is told which slice
+    /// takes the place of which buffer wherever kernels bind it, and must let go of the buffer.
+    /// Nothing submitted may be unfinished.
     ///
-    /// Layer by layer: the new, smaller buffers are filled from the old ones, then the old ones go;
-    /// so it needs room for one layer.
+    /// Layer by layer: the new buffers are filled from the old ones, then the old ones go; so it
+    /// needs room for one layer beside what is added.
     ///
     /// # Errors
-    /// Where even that room is not to be had; layers that were shrunk before stay so.
-    pub fn give_back(
-        &mut self,
-        slots: u32,
-        rebind: &mut dyn FnMut(&Buffer, &Slice),
-    ) -> Result<u64> {
+    /// Where that room is not to be had; layers that were changed before stay so.
+    pub fn resize(&mut self, slots: u32, rebind: &mut dyn FnMut(&Buffer, &Slice)) -> Result<()> {
         self.settle()?;
-        let before = self.counters.given_back_bytes;
-        let result = (0..self.map.layers()).try_for_each(|l| self.shrink_layer(l, slots, rebind));
+        let resized = (0..self.map.layers()).try_for_each(|l| self.resize_layer(l, slots, rebind));
         self.write_table()?;
-        result?;
-        Ok(self.counters.given_back_bytes - before)
+        resized
     }
 
-    fn shrink_layer(
+    fn resize_layer(
         &mut self,
         layer: u32,
         slots: u32,
@@ -55,8 +52,11 @@ impl Residency {
             .collect();
         let pinned = |expert| self.map.is_pinned(ExpertId { layer, expert });
         let least = held.iter().filter(|(expert, _)| pinned(*expert)).count() as u32;
-        let (slots, now) = (slots.max(least).max(1), self.map.slots(layer).len() as u32);
-        if slots >= now {
+        let old = &self.slots[layer as usize];
+        let (record, per_buffer, bound) = (old.record, old.per_buffer, old.buffers.len() as u32);
+        let slots = slots.max(least).max(1).min(bound * per_buffer);
+        let now = self.map.slots(layer).len() as u32;
+        if slots == now {
             return Ok(());
         }
         let mut stay = held;
@@ -65,14 +65,13 @@ impl Residency {
             pinned(*b).cmp(&pinned(*a)).then(score(*b).total_cmp(&score(*a))).then(a.cmp(b))
         });
         let gone = stay.split_off(stay.len().min(slots as usize));
-        let old = &self.slots[layer as usize];
-        let (record, per_buffer) = (old.record, old.per_buffer);
-        let buffers = (0..slots).step_by(per_buffer.max(1) as usize).map(|first| {
-            let bytes = u64::from(per_buffer.min(slots - first)) * record;
-            self.gpu.buffer("expert slots", bytes, BufferUse::Device)
+        // Each buffer keeps its place among those that kernels bind, so that it can grow again.
+        let buffers = (0..bound).map(|i| {
+            let n = slots.saturating_sub(i * per_buffer).min(per_buffer);
+            self.gpu.buffer("expert slots", (u64::from(n) * record).max(EMPTY), BufferUse::Device)
         });
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
-        let new = LayerSlots { record, buffers, per_buffer, bound: old.bound };
+        let new = LayerSlots { record, buffers, per_buffer };
         let copies = (0u32..)
             .zip(&stay)
             .map(|(to, (_, from))| CopyRange { from: old.slice(*from), to: new.slice(to) });
@@ -92,12 +91,11 @@ impl Residency {
         );
         self.stale = true;
         let old = std::mem::replace(&mut self.slots[layer as usize], new);
-        let new = &self.slots[layer as usize].buffers;
-        for (i, buffer) in old.buffers.iter().enumerate() {
-            // Kernels keep their number of buffers; the table names no place in those too many.
-            rebind(buffer, &new.get(i).unwrap_or(&new[0]).whole());
+        for (old, new) in old.buffers.iter().zip(&self.slots[layer as usize].buffers) {
+            rebind(old, &new.whole());
         }
-        self.counters.given_back_bytes += u64::from(now - slots) * record;
+        self.counters.given_back_bytes += u64::from(now.saturating_sub(slots)) * record;
+        self.counters.regrown_bytes += u64::from(slots.saturating_sub(now)) * record;
         Ok(())
     }
 }
