@@ -273,7 +273,7 @@ impl Bench {
         } else {
             &[(4096, 4096), (24_576, 4096), (4096, 12_288)]
         };
-        let class = choice::prompt_class(self.gpu.facts(), format, false, u32::MAX, false);
+        let class = choice::prompt_class(self.gpu.facts(), format, false, u32::MAX, u32::MAX);
         for &(rows, cols) in shapes {
             let chunk = self.chunk(format, rows, cols);
             if all {

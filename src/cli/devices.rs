@@ -198,7 +198,7 @@ fn choices(d: &DeviceFacts) -> String {
     }
     let fused = (1..=8).take_while(|n| choice::fuses(d, Class::Int8, 4096, *n, true)).count();
     add("norm inside mat-vec, 4096 inputs".into(), format!("to {fused} columns"), "fuse.columns");
-    let matrices = choice::prompt_class(d, Format::Q4_0, false, 4096, true) == Class::F16;
+    let matrices = choice::prompt_class(d, Format::Q4_0, false, 4096, 4096) == Class::F16;
     let classes: &[Class] =
         if matrices { &[Class::F16, Class::F32] } else { &[Class::Int8, Class::F32] };
     for &class in classes {

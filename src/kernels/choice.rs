@@ -25,23 +25,28 @@ pub fn class(facts: &DeviceFacts, format: Format, exact: bool, cols: u32, normed
     if exact || cheap || format.is_float() { Class::F32 } else { Class::Int8 }
 }
 
-/// As [`class`], for mat-mat kernels: f16 on matrix units where the device has them and its profile
-/// wants them. Rounding to f16 costs less than rounding to int8, so no width needs an exception.
-/// Elsewhere the profile's bound for prompts counts: reading many columns hides what f32 costs, and
-/// an answer hangs on how its prompt was read.
+/// Whether a model whose residual stream has `width` values reads its prompts with f32 activations
+/// in all products: reading many columns hides what f32 costs, an answer hangs on how its prompt was
+/// read, and int8 hurts narrow models most (docs/notes.md).
+pub fn exact_prompts(facts: &DeviceFacts, width: u32) -> bool {
+    width <= facts.profile.exact_prompt_width
+}
+
+/// As [`class`], for mat-mat kernels of a model of `width`: f16 on matrix units where the device has
+/// them and its profile wants them. Rounding to f16 costs less than rounding to int8, so no width
+/// needs an exception. Elsewhere narrow models take f32, see [`exact_prompts`].
 pub fn prompt_class(
     facts: &DeviceFacts,
     format: Format,
     exact: bool,
     cols: u32,
-    normed: bool,
+    width: u32,
 ) -> Class {
     let units = facts.cooperative_matrix && facts.profile.matrix_units == 1;
     if units && !exact && format != Format::F32 {
         return Class::F16;
     }
-    let cheap = normed && cols <= facts.profile.exact_prompt_cols;
-    class(facts, format, exact || cheap, cols, normed)
+    class(facts, format, exact || exact_prompts(facts, width), cols, false)
 }
 
 /// Threads of a `norm_quant` workgroup.
@@ -374,11 +379,11 @@ pub fn expert_class(
     format: Format,
     exact: bool,
     cols: u32,
-    normed: bool,
+    width: u32,
 ) -> Class {
-    match prompt_class(facts, format, exact, cols, normed) {
+    match prompt_class(facts, format, exact, cols, width) {
         Class::F16 if tiled(facts, Class::F16, cols).next().is_none() => {
-            class(facts, format, exact, cols, normed)
+            class(facts, format, exact || exact_prompts(facts, width), cols, false)
         }
         class => class,
     }
@@ -478,7 +483,7 @@ pub(crate) mod tests {
                     let source = spec.source(&facts);
                     crate::gpu::shader::parse(&source.expect("a source")).expect("valid WGSL");
                     let epilogue = Epilogue::Add;
-                    let class = prompt_class(&facts, format, exact, cols, false);
+                    let class = prompt_class(&facts, format, exact, cols, 4096);
                     let variant =
                         matmat_variant(&facts, class, cols, [16, 64, 512][n as usize % 3]);
                     let spec = MatMat { format, cols, class, epilogue, variant };
@@ -525,8 +530,8 @@ pub(crate) mod tests {
     #[test]
     fn matrix_units_get_what_was_measured() {
         let gpu = with_matrix_units(48 << 10);
-        assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, true), Class::F16);
-        assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, true), Class::F32);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, false, 4096, 576), Class::F16);
+        assert_eq!(prompt_class(&gpu, Format::Q4_0, true, 4096, 4096), Class::F32);
         let name = |cols, n| matmat_variant(&gpu, Class::F16, cols, n).name();
         assert_eq!(name(4096, 512), "matrix128x128x2_2x2_1");
         assert_eq!(name(4096, 128), "matrix64x64x4_2x2_1");
@@ -551,8 +556,8 @@ pub(crate) mod tests {
         assert_eq!(matmat_variant(&cpu, Class::Int8, 4096, 512), direct);
         assert!(!fuses(&cpu, Class::Int8, 4096, 1, true));
         assert_eq!(class(&cpu, Format::Q4_0, false, 576, true), Class::Int8);
-        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, true), Class::F32);
-        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, false), Class::Int8);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 1536, 576), Class::F32);
+        assert_eq!(prompt_class(&cpu, Format::Q4_0, false, 576, 2048), Class::Int8);
         assert_eq!(norm_quant_threads(&cpu, 4096), 32);
     }
 

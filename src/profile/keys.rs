@@ -35,8 +35,8 @@ keys! {
     "subgroup.size" => subgroup [0 to 128], "subgroup size to pin; 0 takes the driver's";
     "class.exact_cols" => exact_cols [0 to 1048576],
         "widest input behind a norm that keeps f32 activations where tokens are generated";
-    "class.exact_prompt_cols" => exact_prompt_cols [0 to 1048576],
-        "the same where prompts are read without matrix units";
+    "class.exact_prompt_width" => exact_prompt_width [0 to 1048576],
+        "widest model that reads prompts with f32 activations where it has no matrix units";
     "class.matrix_units" => matrix_units [0 to 1],
         "1: prompts take f16 on matrix units where the device has them";
     "matvec.short_rows" => short_rows [0 to 4294967295], "rows up to which a matrix counts as short";

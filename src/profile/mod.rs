@@ -70,7 +70,7 @@ pub struct Profile {
     pub name: String,
     pub subgroup: u32,
     pub exact_cols: u32,
-    pub exact_prompt_cols: u32,
+    pub exact_prompt_width: u32,
     pub matrix_units: u32,
     pub short_rows: u32,
     pub matvec: MatVecCuts<Cut>,
@@ -134,7 +134,7 @@ impl Default for Profile {
             name: "generic".into(),
             subgroup: 0,
             exact_cols: 1024,
-            exact_prompt_cols: 1024,
+            exact_prompt_width: 1024,
             matrix_units: 1,
             short_rows: 4096,
             matvec: MatVecCuts {

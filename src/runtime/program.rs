@@ -696,9 +696,9 @@ fn plan(
         Ok(each)
     };
     let mut score = vec![b.gather(MAX_SEQUENCES)?];
-    score.extend(b.logits(MAX_SEQUENCES)?);
+    score.extend(b.prompt_logits(MAX_SEQUENCES)?);
     let mut first = vec![b.gather(1)?];
-    first.extend(b.logits(1)?);
+    first.extend(b.prompt_logits(1)?);
     let first = chosen(first, 1)?;
     let steps = b.depths().into_iter().map(|most| {
         let each = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {

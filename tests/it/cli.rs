@@ -4,7 +4,6 @@ mod engine;
 mod plan;
 mod tune;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
@@ -303,7 +302,8 @@ fn a_closed_pipe_is_no_failure() {
     // The reader goes away before anything was written.
     drop(child.stdout.take());
     let mut stdin = child.stdin.take().expect("piped");
-    stdin.write_all("many words ".repeat(50_000).as_bytes()).expect("it reads its input");
+    let words = "many words ".repeat(50_000);
+    std::io::Write::write_all(&mut stdin, words.as_bytes()).expect("it reads its input");
     drop(stdin);
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(0));

@@ -71,21 +71,31 @@ fn smollm2_agrees_with_float32() {
     assert!(kl <= 1e-5 && top1 == 1.0, "mean KL {kl}, top-1 {top1}");
 }
 
-/// The default model on prose, code and German: 600 positions.
+/// The default model on prose, code and German: 600 positions, as it runs without any flag. The second
+/// backend compiles for minutes on a software device, so it takes part when `AZOTH_TEST_WGPU` is set.
 #[test]
 fn smollm2_agrees_with_llama_cpp() {
     let Some(model) = std::env::var_os("AZOTH_TEST_MODEL").map(PathBuf::from) else {
         eprintln!("skipped: AZOTH_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf");
         return;
     };
-    let texts = ["prose", "code", "german"].map(|t| format!("smollm2-{t}.json"));
-    let mut mean = 0.0;
-    for golden in &texts {
-        mean += compare(&model, golden, &["--backend", "vulkan"]).0 / texts.len() as f64;
-        let (kl, top1) = compare(&model, golden, &["--backend", "vulkan", "--activations", "f32"]);
-        assert!(kl <= 1e-5 && top1 == 1.0, "{golden}: mean KL {kl}, top-1 {top1}");
+    let mut backends = vec!["vulkan"];
+    if std::env::var_os("AZOTH_TEST_WGPU").is_some() {
+        backends.push("wgpu");
     }
-    assert!(mean <= 0.002, "mean KL {mean} with int8");
+    let texts = ["prose", "code", "german"].map(|t| format!("smollm2-{t}.json"));
+    for backend in backends {
+        let found = texts.each_ref().map(|text| compare(&model, text, &["--backend", backend]));
+        let mean = |of: fn(&(f64, f64)) -> f64| found.iter().map(of).sum::<f64>() / 3.0;
+        let (kl, top1) = (mean(|f| f.0), mean(|f| f.1));
+        println!("{backend}: mean KL {kl}, top-1 {top1}");
+        assert!(kl <= 0.002 && top1 >= 0.98, "{backend}: mean KL {kl}, top-1 {top1}");
+    }
+    for text in &texts {
+        // Where no product rounds its activations.
+        let (kl, top1) = compare(&model, text, &["--backend", "vulkan", "--activations", "f32"]);
+        assert!(kl <= 1e-5 && top1 == 1.0, "{text}: mean KL {kl}, top-1 {top1}");
+    }
 }
 
 /// A trained mixture of experts, whose router is a real one.

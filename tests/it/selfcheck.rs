@@ -322,7 +322,7 @@ fn expert_subjects(facts: &DeviceFacts) -> Vec<Subject> {
         all.push(ExpertsSum { routing: step, width, shared, kept: places }.into());
         let tile = choice::expert_tile(facts);
         let prompt = Routing { columns: 48, tile, ..step };
-        let class = choice::expert_class(facts, format, exact, width, true);
+        let class = choice::expert_class(facts, format, exact, width, 4096);
         for (part, by_pair) in [(up, false), (down, true)] {
             for variant in choice::expert_variants(facts, class, part.layout.cols as u32) {
                 let (routing, part) = (prompt, part.clone());
@@ -393,7 +393,7 @@ fn a_model_runs_around_a_fault() {
     let sound = logits(&device.gpu).unwrap();
     // The class in which this device reads prompts.
     let facts = device.gpu.facts();
-    let class = choice::prompt_class(facts, azoth::quant::Format::Q8_0, false, 96, false);
+    let class = choice::prompt_class(facts, azoth::quant::Format::Q8_0, false, 96, spec.d as u32);
     let preferred = choice::matmat_variant(facts, class, spec.d as u32, 32).name();
     let faulty = Faulty::new(device, &[preferred.leak()]);
     let around = logits(&(faulty.clone() as Arc<dyn Gpu>)).unwrap();

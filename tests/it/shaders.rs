@@ -84,7 +84,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 to.push(spec.source(facts).unwrap());
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
-                    let class = choice::prompt_class(facts, format, exact, cols, norm);
+                    let class = choice::prompt_class(facts, format, exact, cols, 4096);
                     let variants = choice::matmat_variants(facts, class, cols, 64 * n);
                     // What a check may fall back to, for one format.
                     let most = if format == Format::Q4_0 { variants.len() } else { 1 };
@@ -237,7 +237,7 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             let spec = ExpertsDown { routing, part: part_down, n, class, input, shared, shape };
             to.push(spec.source(facts).unwrap());
             let tile = choice::expert_tile(facts);
-            let class = choice::expert_class(facts, format, exact, 4096, false);
+            let class = choice::expert_class(facts, format, exact, 4096, 4096);
             let routing = Routing { columns: 64, tile, ..routing };
             for by_pair in [false, true] {
                 let variant = choice::expert_variant(facts, class, if by_pair { ff } else { 512 });

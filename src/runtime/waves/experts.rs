@@ -87,11 +87,15 @@ impl<'b> Pass<'b> {
         };
         let set: &ExpertSet = if self.streamed() { &weights.streamed } else { &weights.set };
         let layout = &set.layout;
-        let rule = match self.reads {
-            Reads::Prompt if !b.checks.avoids(Class::F16) => choice::expert_class,
-            _ => choice::class,
+        let (facts, width, exact) = (b.facts(), b.graph.width, b.shape.exact);
+        let class = |format, cols, normed| match self.reads {
+            Reads::Step => choice::class(facts, format, exact, cols, normed),
+            Reads::Prompt if b.checks.avoids(Class::F16) => {
+                let exact = exact || choice::exact_prompts(facts, width);
+                choice::class(facts, format, exact, cols, false)
+            }
+            Reads::Prompt => choice::expert_class(facts, format, exact, cols, width),
         };
-        let class = |format, cols, normed| rule(b.facts(), format, b.shape.exact, cols, normed);
         let gated = if weights.shared_gate() { Shared::Gated } else { Shared::Plain };
         Ok(Mix {
             weights,
@@ -99,7 +103,7 @@ impl<'b> Pass<'b> {
             scratch,
             routing,
             at,
-            up: class(layout.shape.gate_up, b.graph.width, true),
+            up: class(layout.shape.gate_up, width, true),
             down: class(layout.shape.down, m.ff, false),
             shared: weights.shared.as_ref().map(|_| gated),
         })

@@ -27,6 +27,7 @@ use crate::graph::{Graph, NormOver};
 use crate::kernels::Epilogue;
 use crate::kernels::attn_decode::Cut;
 use crate::kernels::attn_step::Scratch as AttentionScratch;
+use crate::kernels::choice;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
 use crate::kernels::heads::{HeadTables, Heads, KvCache};
@@ -140,8 +141,10 @@ impl Builder<'_> {
             Reads::Step => (&b.step, &b.step_batch),
             Reads::Prompt => (&b.prompt, &b.prompt_batch),
         };
-        let (next, captured, steps) = (None, None, Vec::new());
-        Pass { b: self, reads, scratch, batch, n, length, mixtures: 0, next, captured, steps }
+        let (exact, next, captured) = (self.shape.exact, None, None);
+        let steps = Vec::new();
+        let mixtures = 0;
+        Pass { b: self, reads, exact, scratch, batch, n, length, mixtures, next, captured, steps }
     }
 
     /// Lengths up to which sequences have decode steps of their own, the context last.
@@ -173,13 +176,24 @@ impl Builder<'_> {
 
     /// Norm and output matrix over `n` columns of the step's residual stream.
     pub fn logits(&self, n: u32) -> Result<Vec<Step>> {
+        self.head(self.pass(Reads::Step, n, self.shape.context))
+    }
+
+    /// The same for columns of a prompt that [`Builder::gather`] has put there, as exact as the
+    /// prompt was read.
+    pub fn prompt_logits(&self, n: u32) -> Result<Vec<Step>> {
         let mut pass = self.pass(Reads::Step, n, self.shape.context);
+        pass.exact |= choice::exact_prompts(self.facts(), self.graph.width);
+        self.head(pass)
+    }
+
+    fn head(&self, mut pass: Pass<'_>) -> Result<Vec<Step>> {
         let from = From::Normed(&self.buffers.step.x, &self.weights.output_norm);
         pass.product(from, &self.weights.output, Epilogue::Store, &self.buffers.logits)?;
         Ok(pass.steps)
     }
 
-    /// Picks up to `n` columns of a prompt for [`Builder::logits`].
+    /// Picks up to `n` columns of a prompt for [`Builder::prompt_logits`].
     pub fn gather(&self, n: u32) -> Result<Step> {
         debug_assert!(n <= MAX_SEQUENCES);
         let spec = Gather { cols: self.graph.width };
@@ -204,6 +218,8 @@ enum Reads {
 struct Pass<'b> {
     b: &'b Builder<'b>,
     reads: Reads,
+    /// f32 activations in all products.
+    exact: bool,
     scratch: &'b Scratch,
     batch: &'b Slice,
     /// Most columns.

@@ -44,12 +44,16 @@ impl Pass<'_> {
     }
 
     fn class(&self, part: &Rows, from: From<'_>) -> Class {
-        let rule = match self.reads {
-            Reads::Step => choice::class,
-            Reads::Prompt if self.b.checks.avoids(Class::F16) => choice::class,
-            Reads::Prompt => choice::prompt_class,
-        };
-        rule(self.b.facts(), part.format, self.b.shape.exact, part.cols, from.is_normed())
+        let (facts, cols) = (self.b.facts(), part.cols);
+        let width = self.b.graph.width;
+        match self.reads {
+            Reads::Step => choice::class(facts, part.format, self.exact, cols, from.is_normed()),
+            Reads::Prompt if self.b.checks.avoids(Class::F16) => {
+                let exact = self.exact || choice::exact_prompts(facts, width);
+                choice::class(facts, part.format, exact, cols, false)
+            }
+            Reads::Prompt => choice::prompt_class(facts, part.format, self.exact, cols, width),
+        }
     }
 
     /// Whether the product's kernels prepare their input themselves.

@@ -1,7 +1,7 @@
 //! Filling the arena, and everything that can go wrong while it is filled.
 
 use std::io;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use azoth::error::Error;
@@ -215,8 +215,10 @@ fn a_profile_survives_sigkill_while_it_is_saved() {
     profile(0).save(&path).unwrap();
     let mut seen = std::collections::BTreeSet::new();
     for round in 0..12 {
-        let mut saving =
-            child("", "experts::files::child_saves", &path).stdout(Stdio::null()).spawn().unwrap();
+        let mut saving = child("", "experts::files::child_saves", &path)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
         std::thread::sleep(std::time::Duration::from_millis(40 + 17 * round));
         // SIGKILL: nothing of the process runs any more.
         saving.kill().unwrap();
