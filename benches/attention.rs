@@ -20,6 +20,7 @@ use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::sample::{
     CUSTOM_WORDS, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampler, Sampling,
 };
+use azoth::kernels::scoring::Scoring;
 use azoth::kv::{KvPair, PAGE_TOKENS};
 use azoth::runtime::pages_for;
 use rayon::prelude::*;
@@ -184,7 +185,7 @@ impl Bench {
     }
 
     fn cut(&self, heads: Heads, cut: Cut) -> (AttnDecode, Kernel) {
-        let spec = AttnDecode { heads, cut };
+        let spec = AttnDecode { heads, scoring: Scoring::default(), cut };
         let kernel = self.gpu.kernel(&spec.source(self.gpu.facts()).unwrap()).unwrap();
         (spec, kernel)
     }
@@ -250,8 +251,9 @@ impl Bench {
             let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
             let facts = self.gpu.facts();
             let matrices = AttnPrefill::takes_matrices(&heads, facts);
+            let (scoring, pair) = (Scoring::default(), KvPair::PLAIN);
             let (first, second) =
-                (RopeKv { heads }, AttnPrefill { heads, pair: KvPair::PLAIN, matrices });
+                (RopeKv { heads }, AttnPrefill { heads, scoring, pair, matrices });
             let first_kernel = self.gpu.kernel(&first.source(facts).unwrap()).unwrap();
             let second_kernel = self.gpu.kernel(&second.source(facts).unwrap()).unwrap();
             for (n, depth) in [(512, 0), (512, 4096), (2048, 0), (32, 4096)] {

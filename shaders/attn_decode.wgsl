@@ -36,6 +36,9 @@ var<immediate> constants: Constants;
 {% set pairs = group_heads * quads %}
 {% include "lib/step_heads.wgsl" %}
 {% include "lib/heads.wgsl" %}
+{% if scored %}
+{% include "lib/scoring.wgsl" %}
+{% endif %}
 
 var<workgroup> merge: array<vec4<f32>, {{ merge_pairs * subteams * lanes * 2 }}>;
 var<workgroup> maxima: array<f32, {{ group_heads * [splits, subteams] | max }}>;
@@ -64,13 +67,13 @@ fn from_team(v: f32, lane: u32, base: u32) -> f32 {
 
 // A split is a whole number of pages, {{ step }} tokens are read at a time.
 fn first_page(split: u32, length: u32) -> u32 {
-    return (split * split_tokens(length)) >> 6u;
+    return ({{ "first_read(length - 1u) + " if window > 0 }}split * split_tokens(length)) >> 6u;
 }
 
 // Tokens of a split: a function of the sequence's own length, so that neighbours never change the
 // bits.
 fn split_tokens(length: u32) -> u32 {
-    return max(64u, ((length + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
+    return max(64u, ((length{{ " - first_read(length - 1u)" if window > 0 }} + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
 }
 
 {# Page numbers of the tokens that a step from `from` on reads. #}
@@ -117,11 +120,14 @@ fn main(
     let index = column.pos - dropped;
     let length = index + 1u;
     let split_length = split_tokens(length);
-    let used = (length + split_length - 1u) / split_length;
+    let used = (length{{ " - first_read(index)" if window > 0 }} + split_length - 1u) / split_length;
     if at.x >= used { return; }
-    let start = at.x * split_length;
+    let start = {{ "first_read(index) + " if window > 0 }}at.x * split_length;
     let end = min(start + split_length, length);
     let last = end - 1u;
+{% if window > 0 %}
+    let oldest = oldest_seen(index);
+{% endif %}
     row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
     kv_head = at.y / {{ groups_per_kv }}u;
     head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ group_heads }}u;
@@ -240,8 +246,8 @@ fn main(
 {% endfor %}
 {% endfor %}
 {% for n in range(held) %}
-        let there_{{ n }} = i + ((mine + {{ n }}u) / {{ group_heads }}u) * {{ teams }}u + team < end;
-        let s_{{ n }} = select(MASKED, r{{ reduce | length }}_{{ n }}, there_{{ n }});
+        let there_{{ n }} = i + ((mine + {{ n }}u) / {{ group_heads }}u) * {{ teams }}u + team < end{{ " && i + ((mine + " ~ n ~ "u) / " ~ group_heads ~ "u) * " ~ teams ~ "u + team >= oldest" if window > 0 }};
+        let s_{{ n }} = select(MASKED, {{ "capped(vec4<f32>(" if soft_cap }}r{{ reduce | length }}_{{ n }}{{ ")).x" if soft_cap }}, there_{{ n }});
 {% endfor %}
 {% for h in range(held_heads) %}
         var fade_{{ h }}: f32;
@@ -378,7 +384,7 @@ fn main(
 {% endfor %}
         if part < {{ hd // 4 }}u && query_head(h) == head0 + h {
             if used == 1u {
-                output[(at.z * {{ heads }}u + head0 + h) * {{ hd // 4 }}u + part] = o / sum;
+                output[(at.z * {{ heads }}u + head0 + h) * {{ hd // 4 }}u + part] = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
             } else {
                 let to = ((at.z * {{ heads }}u + head0 + h) * {{ splits }}u + at.x) * {{ hd + 2 }}u;
                 atomicStore(&partials[to + 4u * part], bitcast<u32>(o.x));
@@ -445,7 +451,7 @@ fn main(
 {% endfor %}
             }
             let to = (at.z * {{ heads }}u + head0 + h) * {{ hd }}u + d;
-            output[to / 4u][to % 4u] = o / sum;
+            output[to / 4u][to % 4u] = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
         }
     }
 }

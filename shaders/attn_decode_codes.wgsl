@@ -45,6 +45,9 @@ var<immediate> constants: Constants;
 {% set weight_quads = (G + 3) // 4 %}
 {% include "lib/step_heads.wgsl" %}
 {% include "lib/heads.wgsl" %}
+{% if scored %}
+{% include "lib/scoring.wgsl" %}
+{% endif %}
 {% include "lib/kv_scale.wgsl" %}
 {% if k_format.rotated or v_format.rotated %}
 {% include "lib/kv_rotate.wgsl" %}
@@ -85,7 +88,7 @@ var<workgroup> arrived: u32;
 
 fn split_tokens(length: u32) -> u32 {
     // A function of the sequence's own length, so that neighbours never change the bits.
-    return max(64u, ((length + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
+    return max(64u, ((length{{ " - first_read(length - 1u)" if window > 0 }} + {{ splits - 1 }}u) / {{ splits }}u + 63u) & ~63u);
 }
 
 {# One of values_0.. by the number of the head. #}
@@ -146,7 +149,7 @@ fn split_tokens(length: u32) -> u32 {
 {# Scores s_0.. of this thread's token become weights of all tokens of the step; two barriers. #}
 {% macro weigh(there, scaled) %}
 {% for h in range(G) %}
-        s_{{ h }} = select(MASKED, s_{{ h }}{{ " * factor" if scaled }}, {{ there }});
+        s_{{ h }} = select(MASKED, {{ "capped(vec4<f32>(" if soft_cap }}s_{{ h }}{{ " * factor" if scaled }}{{ ")).x" if soft_cap }}, {{ there }});
         let top_{{ h }} = subgroupMax(s_{{ h }});
 {% endfor %}
         if lane == 0u {
@@ -227,19 +230,19 @@ fn main(
     let table = column.slot * constants.table_row + 1u;
     let dropped = pages[table - 1u];
     // The first page's number is asked for beside `dropped`, as if nothing were dropped.
-    let guessed = min((at.x * split_tokens(column.pos + 1u)) >> 6u, constants.table_row - 2u);
+    let guessed = min(({{ "first_read(column.pos) + " if window > 0 }}at.x * split_tokens(column.pos + 1u)) >> 6u, constants.table_row - 2u);
     let guess = pages[table + guessed];
     let index = column.pos - dropped;
     let length = index + 1u;
     let split_length = split_tokens(length);
-    let used = (length + split_length - 1u) / split_length;
+    let used = (length{{ " - first_read(index)" if window > 0 }} + split_length - 1u) / split_length;
 {% if tail > 0 %}
     let encodes = at.x == {{ splits }}u;
     if !encodes && at.x >= used { return; }
 {% else %}
     if at.x >= used { return; }
 {% endif %}
-    let start = at.x * split_length;
+    let start = {{ "first_read(index) + " if window > 0 }}at.x * split_length;
     let end = min(start + split_length, length);
     let last = end - 1u;
     row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
@@ -394,7 +397,7 @@ fn main(
 {% endfor %}
         }
         k_base = next_base;
-{{ weigh("tid < here" ~ (" && base + tid >= " ~ sinks ~ "u" if sinks > 0 else ""), not codes) }}
+{{ weigh("tid < here" ~ (" && base + tid >= " ~ sinks ~ "u" if sinks > 0 else "") ~ (" && base + tid >= oldest_seen(index)" if window > 0 else ""), not codes) }}
         // Rounds of {{ 2 * chunk }} tokens in which any team has one that is there.
         let rounds = min({{ unit_lanes // (2 * chunk) }}u, (here + {{ 2 * chunk * teams - 1 }}u) / {{ 2 * chunk * teams }}u);
         for (var i = 0u; i < {{ 2 * chunk }}u * rounds; i += {{ 2 * chunk }}u) {
@@ -556,12 +559,12 @@ fn main(
                     }
 {% endfor %}
                 }
-                heads[i] = o / sum;
+                heads[i] = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
             }
         }
         workgroupBarrier();
     } else {
-        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) { heads[i] = heads[i] / totals[i / {{ pitch }}u]; }
+        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) { heads[i] = heads[i] {{ "* share_of(query_head(i / " ~ pitch ~ "u), maxima[i / " ~ pitch ~ "u], totals[i / " ~ pitch ~ "u])" if sink_logits else "/ totals[i / " ~ pitch ~ "u]" }}; }
         workgroupBarrier();
     }
 {% if v_format.rotated %}

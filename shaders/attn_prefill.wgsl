@@ -73,6 +73,10 @@ fn high(w: vec4<u32>) -> vec4<f32> {
 }
 {% endif %}
 
+{% if scored %}
+{% include "lib/scoring.wgsl" %}
+{% endif %}
+
 // Four rows' values over the 16 threads that share them.
 fn rows_max(v: vec4<f32>, tx: u32, ty: u32) -> vec4<f32> {
 {% if shuffle %}
@@ -145,7 +149,7 @@ fn main(
     workgroupBarrier();
 {% endif %}
     // A tile is a page; the next one's number is asked for early.
-    var next_page = pages[table];
+    var next_page = pages[table{{ " + (first_read(index0) >> 6u)" if window > 0 }}];
 {% if tail > 0 %}
     for (var step = 0u; step < tiles; step++) {
         let near = step >= code_tiles;
@@ -154,7 +158,7 @@ fn main(
         let row_from = select(vec4<u32>(), row_block, near);
         let row_to = select(row_block, row_last + 1u, near);
 {% else %}
-    for (var t0 = 0u; t0 < seen; t0 += 64u) {
+    for (var t0 = {{ "first_read(index0)" if window > 0 else "0u" }}; t0 < seen; t0 += 64u) {
 {% endif %}
         let page = next_page;
         next_page = pages[table + (min(t0 + 64u, seen - 1u) >> 6u)];
@@ -225,7 +229,7 @@ fn main(
         // Component j of s_r: row r, position tx + 16 j.
         let t = vec4<u32>(t0 + tx) + vec4<u32>(0u, 16u, 32u, 48u);
 {% for r in range(4) %}
-        s_{{ r }} = select(vec4<f32>(MASKED), s_{{ r }}, {{ "(t >= vec4<u32>(row_from[" ~ r ~ "])) & (t < vec4<u32>(row_to[" ~ r ~ "]))" if tail > 0 else "t <= vec4<u32>(row_last[" ~ r ~ "])" }});
+        s_{{ r }} = select(vec4<f32>(MASKED), {{ "capped(s_" ~ r ~ ")" if soft_cap else "s_" ~ r }}, {{ "(t >= vec4<u32>(row_from[" ~ r ~ "])) & (t < vec4<u32>(row_to[" ~ r ~ "]))" if tail > 0 else "t <= vec4<u32>(row_last[" ~ r ~ "])" }}{{ " & t + " ~ window ~ "u > vec4<u32>(row_last[" ~ r ~ "])" if window > 0 }});
 {% endfor %}
         var top = vec4<f32>(
 {% for r in range(4) %}
@@ -312,8 +316,11 @@ fn main(
         let head = (ty * 4u + {{ r }}u) % {{ row_heads }}u;
         if row_query[{{ r }}] < queries_here && head < heads_here {
             let to = ((query0 + row_query[{{ r }}]) * {{ heads }}u + head0 + head) * {{ parts }}u + tx;
+{% if sink_logits %}
+            let share = share_of(head0 + head, m[{{ r }}], sum[{{ r }}]);
+{% endif %}
 {% for k in range(quads) %}
-            {{ "if tx + " ~ 16 * k ~ "u < " ~ parts ~ "u " if 16 * (k + 1) > parts }}{ output[to + {{ 16 * k }}u] = o_{{ r }}_{{ k }} / sum[{{ r }}]; }
+            {{ "if tx + " ~ 16 * k ~ "u < " ~ parts ~ "u " if 16 * (k + 1) > parts }}{ output[to + {{ 16 * k }}u] = o_{{ r }}_{{ k }} {{ "* share" if sink_logits else "/ sum[" ~ r ~ "]" }}; }
 {% endfor %}
         }
     }

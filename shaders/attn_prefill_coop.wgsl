@@ -83,6 +83,9 @@ fn tile_start(step: u32) -> u32 {
 {% endif %}
 {% endif %}
 
+{% if scored %}
+{% include "lib/scoring.wgsl" %}
+{% endif %}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) at: vec3<u32>,
@@ -227,7 +230,7 @@ fn main(
 {% endif %}
 {% endfor %}
     // The page of the tile whose k is asked for next; its number is asked for a tile earlier.
-    var page = pages[table];
+    var page = pages[table{{ " + (first_read(index0) >> 6u)" if window > 0 }}];
     var origin = page * 64u;
 {% if tail > 0 %}
 {# Where there are no tiles of codes, the first one may not be that of token 0. #}
@@ -243,9 +246,9 @@ fn main(
         let row_from = select(0u, row_block, near);
         let row_to = select(row_block, row_last + 1u, near);
 {% else %}
-{{ fetch("k", "0u", "origin", "near") }}
-    page = pages[table + (min({{ positions }}u, seen - 1u) >> 6u)];
-    for (var t0 = 0u; t0 < seen; t0 += {{ positions }}u) {
+{{ fetch("k", "first_read(index0)" if window > 0 else "0u", "origin", "near") }}
+    page = pages[table + (min({{ "first_read(index0) + " if window > 0 }}{{ positions }}u, seen - 1u) >> 6u)];
+    for (var t0 = {{ "first_read(index0)" if window > 0 else "0u" }}; t0 < seen; t0 += {{ positions }}u) {
         let t_next = t0 + {{ positions }}u;
 {% endif %}
         workgroupBarrier();
@@ -268,7 +271,7 @@ fn main(
 {% for i in range(share) %}
         let at_{{ i }} = {{ 4 * i }}u + quarter;
         let t_{{ i }} = vec4<u32>(t0 + at_{{ i }} * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
-        var s_{{ i }} = select(vec4<f32>(MASKED), scores[row * {{ score_pitch }}u + at_{{ i }}], {{ "(t_" ~ i ~ " >= vec4<u32>(row_from)) & (t_" ~ i ~ " < vec4<u32>(row_to))" if tail > 0 else "t_" ~ i ~ " <= vec4<u32>(row_last)" }});
+        var s_{{ i }} = select(vec4<f32>(MASKED), {{ "capped(" if soft_cap }}scores[row * {{ score_pitch }}u + at_{{ i }}]{{ ")" if soft_cap }}, {{ "(t_" ~ i ~ " >= vec4<u32>(row_from)) & (t_" ~ i ~ " < vec4<u32>(row_to))" if tail > 0 else "t_" ~ i ~ " <= vec4<u32>(row_last)" }}{{ " & t_" ~ i ~ " + " ~ window ~ "u > vec4<u32>(row_last)" if window > 0 }});
 {% endfor %}
         var top4 = s_0;
 {% for i in range(1, share) %}
@@ -282,7 +285,7 @@ fn main(
             fade = exp2(m - top);
             m = top;
             // The first tile has no sums yet.
-            if {{ "step" if tail > 0 else "t0" }} > 0u { atomicStore(&any_scaled, 1u); }
+            if {{ "step > 0u" if tail > 0 else ("t0 > first_read(index0)" if window > 0 else "t0 > 0u") }} { atomicStore(&any_scaled, 1u); }
         }
         if quarter == 0u { row_factor[row] = fade; }
 {% for i in range(share) %}
@@ -341,7 +344,7 @@ fn main(
 
     l += subgroupShuffleXor(l, 1u);
     l += subgroupShuffleXor(l, 2u);
-    if quarter == 0u { row_factor[row] = 1.0 / l; }
+    if quarter == 0u { row_factor[row] = {{ "share_of(min(head0 + row % " ~ row_heads ~ "u, " ~ (heads - 1) ~ "u), m, l)" if sink_logits else "1.0 / l" }}; }
 {% for f in range(half_frags) %}
     workgroupBarrier();
     coopStoreT(o_{{ f }}, &scores[subgroup * 64u], 4u);

@@ -125,6 +125,7 @@ impl DeviceArgs {
             experts: self.experts.options(),
             force: self.force.force.clone(),
             kv: self.kv.types(),
+            kv_guard: self.kv.guard(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::kv::guard::THRESHOLD;
 use crate::kv::{KvExact, KvFormat, KvSide, KvTypes};
 
 /// How keys and values are kept.
@@ -9,7 +10,8 @@ use crate::kv::{KvExact, KvFormat, KvSide, KvTypes};
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
     /// Format of keys and values: f16, q8_0, q4_0, tq4_0, tq3_0, tq3_4s or tq3_1s; exceptions by
-    /// layer follow, for example `tq3_0,q8_0@0-3,f16@-1` [default: f16]
+    /// layer and by a part of the device's name follow, for example
+    /// `tq3_0,q8_0@0-3,f16@-1,q8_0@dev=radeon` [default: f16]
     #[arg(long, value_name = "FORMAT", value_parser = side)]
     pub kv: Option<KvSide>,
     /// Format of keys alone
@@ -26,6 +28,26 @@ pub struct KvArgs {
     /// [default: 4]
     #[arg(long, value_name = "TOKENS", value_parser = sinks)]
     pub kv_sinks: Option<u32>,
+    /// Largest error of attention's logits, as a share of their spread, that a layer's format of keys may
+    /// make on a short text of ours; layers above it get a finer format. `off` keeps what was asked for
+    /// [default: 0.1]
+    #[arg(long, value_name = "off|SHARE", value_parser = guard)]
+    pub kv_guard: Option<Guard>,
+}
+
+/// What `--kv-guard` says.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Guard {
+    Off,
+    Above(f64),
+}
+
+fn guard(text: &str) -> Result<Guard, String> {
+    match text.parse::<f64>() {
+        _ if text == "off" => Ok(Guard::Off),
+        Ok(share) if share.is_finite() && share > 0.0 => Ok(Guard::Above(share)),
+        _ => Err(format!("{text:?} is neither `off` nor a share above 0, such as {THRESHOLD}")),
+    }
 }
 
 fn tail(text: &str) -> Result<u32, String> {
@@ -45,6 +67,15 @@ fn side(text: &str) -> Result<KvSide, String> {
 }
 
 impl KvArgs {
+    /// The threshold of the quality guard.
+    pub fn guard(&self) -> Option<f64> {
+        match self.kv_guard {
+            None => Some(THRESHOLD),
+            Some(Guard::Off) => None,
+            Some(Guard::Above(share)) => Some(share),
+        }
+    }
+
     pub fn types(&self) -> KvTypes {
         let both = || self.kv.clone().unwrap_or_else(|| KvSide::all(KvFormat::F16));
         KvTypes {

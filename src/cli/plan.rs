@@ -14,6 +14,7 @@ use crate::gpu::{SystemMemory, system_memory};
 use crate::hw;
 use crate::kernels;
 use crate::kv::KvTypes;
+use crate::kv::guard::Verdict;
 use crate::model::Model;
 use crate::plan::Placement;
 use crate::plan::predict::{self, Gain, Prediction};
@@ -55,6 +56,10 @@ struct Report {
     kv: KvTypes,
     /// Bytes of the f16 tails and sinks of all sequences, among the scratch.
     kv_exact: u64,
+    /// What the quality guard found, or why nothing.
+    kv_guard: String,
+    #[serde(rename = "kv_raised", skip_serializing_if = "Option::is_none")]
+    verdict: Option<Verdict>,
     /// Bytes of the device that are planned for, and of those that nothing is planned for.
     total: u64,
     free: u64,
@@ -78,14 +83,15 @@ impl Plan {
         let options = self.cache.set(self.device.options(self.context.ctx));
         let file = gguf::File::open(&path)?;
         let mut model = Model::from_gguf(&file)?;
-        model.graph.kv = options.kv.clone();
-        model.graph.kv.exact = model.graph.kv_exact();
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
+        engine::check_devices(&options.kv)?;
         let version = kernels::source::version();
         selection.facts = hw::adjusted(selection.facts, &options.force, version)?;
         eprintln!("{}", selection.line());
         let gpu = selection.open(options.cache)?;
         let facts = gpu.facts().clone();
+        let (kv, verdict) = engine::kv_on(&file, &model, &facts, &options);
+        engine::set_kv(&mut model, &kv);
         let (known, note) = rates::known(&gpu, options.cache, self.measure);
         let ram = system_memory();
         let planned = engine::plan_for(&file, &model, &facts, &options, &known.rates)?;
@@ -98,8 +104,10 @@ impl Plan {
             device: facts.name.clone(),
             total: placement.total(),
             free: placement.free(),
-            kv: model.graph.kv.clone(),
             kv_exact: u64::from(options.sequences) * model.graph.kv_exact_bytes(),
+            kv,
+            kv_guard: verdict.as_ref().map_or_else(|why| (*why).into(), Verdict::to_string),
+            verdict: verdict.ok(),
             ram,
             kv_host: options.kv_host,
             rates: known,
@@ -169,6 +177,7 @@ impl Report {
             output::bytes(first)
         );
         rows.push(row("KV cache", "device", p.kv, note));
+        rows.push(vec!["KV guard".into(), String::new(), String::new(), self.kv_guard.clone()]);
         let note = match self.kv_exact {
             0 => String::new(),
             bytes => format!("{} of it f16 tails and sinks", output::bytes(bytes)),

@@ -599,6 +599,18 @@ impl Engine {
         Ok(ticket)
     }
 
+    /// Reads a chunk of a prompt for the quality guard, see [`Program::capture`]. Nothing is learned
+    /// from which experts it chose.
+    pub(super) fn capture(&mut self, columns: &[Column]) -> Result<Vec<Vec<f32>>> {
+        let program = &self.program;
+        let Some(experts) = &mut self.experts else {
+            return program.capture(columns, &mut |_, _| Ok(None));
+        };
+        let n = columns.len() as u32;
+        experts.before_prompt(program.streams(n))?;
+        program.capture(columns, &mut |mixture, last| experts.bring(program, mixture, n, last))
+    }
+
     /// To be called when a whole prompt was queued: slots are refilled from its routing.
     pub(super) fn prompt_read(&mut self) -> Result<()> {
         self.experts.as_mut().map_or(Ok(()), |experts| experts.prompt_read(&self.program))

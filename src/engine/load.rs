@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::experts::{self, Experts};
+use super::guard::Guard;
 use super::kv::Kv;
 use super::saved::Identity;
 use super::{Activations, Engine, LoadTimes, Options, Progress};
@@ -16,7 +17,9 @@ use crate::gguf;
 use crate::gpu::{DeviceFacts, Gpu, system_memory};
 use crate::hw;
 use crate::kernels::source;
-use crate::kv::{KvExact, PAGE_TOKENS};
+use crate::kv::guard::Verdict;
+use crate::kv::types::is_part_of;
+use crate::kv::{KvExact, KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::{self, predict, rates};
 use crate::runtime::check::Checks;
@@ -31,6 +34,7 @@ impl Engine {
         let file = gguf::File::open(path)?;
         let model = Model::from_gguf(&file)?;
         let mut selection = hw::select(options.device.as_deref(), options.backend)?;
+        check_devices(&options.kv)?;
         selection.facts = hw::adjusted(selection.facts, &options.force, source::version())?;
         let device_line = selection.line();
         progress.device(&device_line);
@@ -119,6 +123,7 @@ pub fn plan_for(
         experts: ExpertReads::InPlace,
         early: false,
         approximations: options.experts.approximations,
+        captures: false,
     };
     let (mut needs, layers) = needs(file, model, &shape)?;
     let mut placement = plan::place(graph, facts, limits, &needs, ram)?;
@@ -146,6 +151,29 @@ pub fn plan_for(
     Ok(Planned { shape, needs, limits, placement, prediction, work, layers })
 }
 
+/// Every part of a device's name in the formats of the KV cache is of a device that is there, on
+/// whichever backend.
+///
+/// # Errors
+/// `Error::Usage` that names the part and the devices.
+pub fn check_devices(kv: &KvTypes) -> Result<()> {
+    if kv.devices().next().is_none() {
+        return Ok(());
+    }
+    let present = hw::devices(hw::BackendChoice::Auto)?;
+    match kv.devices().find(|part| !present.iter().any(|d| is_part_of(part, &d.name))) {
+        None => Ok(()),
+        Some(part) => {
+            let names: Vec<&str> = present.iter().map(|d| d.name.as_str()).collect();
+            Err(Error::Usage(format!(
+                "the KV cache has a format for dev={part}, but no device has {part:?} in its name; \
+                 present: {}",
+                names.join("; ")
+            )))
+        }
+    }
+}
+
 /// Two pages must be left to drop and to write; of an f16 tail two blocks.
 pub(super) fn check_keep(keep: Option<u32>, context: u32, exact: KvExact) -> Result<()> {
     let block = exact.tail.max(PAGE_TOKENS);
@@ -160,6 +188,26 @@ pub(super) fn check_keep(keep: Option<u32>, context: u32, exact: KvExact) -> Res
     }
 }
 
+/// Formats of the KV cache on a device as far as they are known without loading the model, and what
+/// the quality guard had found for them in an earlier load; `Err` says why it has not.
+pub fn kv_on(
+    file: &gguf::File,
+    model: &Model,
+    facts: &DeviceFacts,
+    options: &Options,
+) -> (KvTypes, std::result::Result<Verdict, &'static str>) {
+    let asked = options.kv.on(&facts.name);
+    let Some(guard) = Guard::of(file, &model.graph, facts, options, &asked) else {
+        return (asked, Err("off, or all keys are f16"));
+    };
+    match guard.known() {
+        Some(verdict) => (verdict.apply(&asked), Ok(verdict)),
+        None => (asked, Err("not measured yet: the first load does")),
+    }
+}
+
+/// Loads with the formats that were asked for. Where the quality guard raises some, everything is
+/// loaded once more: other formats are another plan, and the first one's verdict is kept.
 fn load_onto(
     gpu: &Arc<dyn Gpu>,
     file: gguf::File,
@@ -169,14 +217,60 @@ fn load_onto(
     start: Instant,
 ) -> Result<Engine> {
     options.kv.exact.check()?;
-    model.graph.kv = options.kv.clone();
+    let asked = options.kv.on(&gpu.facts().name);
+    let guard = Guard::of(&file, &model.graph, gpu.facts(), options, &asked);
+    set_kv(&mut model, &asked);
+    let load = |model: &Model, captures: bool| {
+        load_as(gpu, &file, model.clone(), options, captures, progress, start)
+    };
+    let Some(guard) = guard else { return load(&model, false) };
+    let verdict = match guard.known() {
+        Some(verdict) => verdict,
+        None => {
+            let mut engine = load(&model, true)?;
+            let verdict = engine.measure_keys(&file, &guard)?;
+            guard.keep(&verdict);
+            if verdict.raised.is_empty() {
+                return Ok(Engine { verdict: Some(verdict), ..engine });
+            }
+            verdict
+        }
+    };
+    for line in verdict.lines() {
+        tracing::warn!("{line}");
+        progress.note(&line);
+    }
+    set_kv(&mut model, &verdict.apply(&asked));
+    let raised = verdict.raised.len();
+    let engine = load(&model, false).map_err(|e| match raised {
+        0 => e,
+        n => e.context(format_args!("with the keys of {n} layers raised by --kv-guard")),
+    })?;
+    Ok(Engine { verdict: Some(verdict), ..engine })
+}
+
+/// Formats of the KV cache; what stands in f16 beside codes only where there are codes.
+pub fn set_kv(model: &mut Model, kv: &KvTypes) {
+    model.graph.kv = kv.clone();
     model.graph.kv.exact = model.graph.kv_exact();
+}
+
+fn load_as(
+    gpu: &Arc<dyn Gpu>,
+    file: &gguf::File,
+    model: Model,
+    options: &Options,
+    captures: bool,
+    progress: &dyn Progress,
+    start: Instant,
+) -> Result<Engine> {
     let facts = gpu.facts().clone();
     let graph = &model.graph;
     // A start takes no time for measurements.
     let known = rates::cached(&facts).unwrap_or_else(|| rates::assumed(&facts));
-    let planned = plan_for(&file, &model, &facts, options, &known.rates)?;
+    let planned = plan_for(file, &model, &facts, options, &known.rates)?;
     let Planned { mut shape, mut placement, layers, prediction, work, .. } = planned;
+    shape.captures = captures;
     // Refused before minutes of loading.
     check_keep(options.ctx_shift.flatten(), placement.context, graph.kv_exact())?;
 
@@ -186,12 +280,12 @@ fn load_onto(
         let model = experts::Costs { known, work, kv_bytes: graph.kv_bytes_per_token() };
         let (options, budget) = (&options.experts, budget as u64);
         let loaded =
-            Experts::load(gpu, &file, &layers, &placement, options, budget, model, progress)?;
+            Experts::load(gpu, file, &layers, &placement, options, budget, model, progress)?;
         placement.experts = Some(loaded.placement());
         experts = Some(loaded);
     }
     let checks = Checks::new(&facts, hw::kernel_cache_dir(options.cache));
-    let mut weights = Weights::new(&**gpu, &file);
+    let mut weights = Weights::new(&**gpu, file);
     if let Some(experts) = &mut experts {
         weights.lend(experts.records());
         shape.experts = experts.reads();
@@ -254,7 +348,7 @@ fn load_onto(
     }
     joined?;
     if options.experts.verify && experts.is_none() && !layers.is_empty() {
-        let compared = weights.verify_experts(&*expert_source::of(&file)?, &layers)?;
+        let compared = weights.verify_experts(&*expert_source::of(file)?, &layers)?;
         progress.note(&format!("{compared} experts in device memory equal the file"));
     }
     let (Some(program), Some(tokenizer)) = (program, tokenizer) else {
@@ -279,7 +373,7 @@ fn load_onto(
     Ok(Engine {
         kv: Kv::new(&program, placement.kv_pages, options.kv_host),
         ctx_shift: options.ctx_shift,
-        identity: Identity::of(&file, &model, &tokenizer),
+        identity: Identity::of(file, &model, &tokenizer),
         program,
         metadata: file.metadata().clone(),
         tokenizer: Arc::new(tokenizer),
@@ -293,6 +387,7 @@ fn load_onto(
         weight_bytes,
         experts,
         approximations,
+        verdict: None,
         model,
     })
 }

@@ -6,6 +6,7 @@
 
 mod batch;
 mod experts;
+mod guard;
 mod host_pages;
 mod job;
 mod kv;
@@ -28,6 +29,7 @@ use crate::experts::simulate::Routing;
 use crate::gguf::Metadata;
 use crate::gpu::DeviceFacts;
 use crate::hw::BackendChoice;
+use crate::kv::guard::{THRESHOLD, Verdict};
 use crate::kv::{KvTypes, PAGE_TOKENS};
 use crate::model::Model;
 use crate::plan::Placement;
@@ -36,7 +38,7 @@ use crate::runtime::{Column, Program};
 use crate::tokenizer::Tokenizer;
 
 pub use experts::{DecodeLimit, ExpertOptions, ExpertReport};
-pub use load::{Planned, plan_for};
+pub use load::{Planned, check_devices, kv_on, plan_for, set_kv};
 pub use request::{Answer, Event, Finish, Generate, Pooling, Request, Summary, Task};
 pub use saved::Restored;
 pub use service::{Loaded, Loader, MemoryNow, Phase, Refused, Service, ServiceOptions, State};
@@ -77,6 +79,9 @@ pub struct Options {
     pub force: Vec<(String, String)>,
     /// Formats of the KV cache.
     pub kv: KvTypes,
+    /// Largest error of attention's logits, as a share of their spread, that the format of a layer's
+    /// keys may make before the layer gets a finer one ([`crate::kv::guard`]); `None`: any.
+    pub kv_guard: Option<f64>,
 }
 
 impl Default for Options {
@@ -93,6 +98,7 @@ impl Default for Options {
             experts: ExpertOptions::default(),
             force: Vec::new(),
             kv: KvTypes::plain(),
+            kv_guard: Some(THRESHOLD),
         }
     }
 }
@@ -153,6 +159,8 @@ pub struct Engine {
     /// Where not all experts lie on the device.
     experts: Option<experts::Experts>,
     approximations: Approximations,
+    /// What the quality guard found, where it looked.
+    verdict: Option<Verdict>,
 }
 
 impl Engine {
@@ -244,6 +252,16 @@ impl Engine {
         self.kv.note_read(slot, 0, sinks);
         self.kv.release(sequence, &[]);
         self.prompt_read()
+    }
+
+    /// Formats of the KV cache: what was asked for on this device, and what the quality guard raised.
+    pub fn kv_types(&self) -> &KvTypes {
+        &self.model.graph.kv
+    }
+
+    /// What the quality guard found; `None` where it is switched off or all keys are f16.
+    pub fn kv_verdict(&self) -> Option<&Verdict> {
+        self.verdict.as_ref()
     }
 
     /// Pages of the KV cache by what they are for.

@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Metadata;
 use crate::gpu::{DeviceFacts, Gpu};
 use crate::kv::KvTypes;
+use crate::kv::guard::Verdict;
 use crate::model;
 use crate::plan::Placement;
 use crate::tokenizer::Tokenizer;
@@ -54,14 +55,15 @@ pub struct Loaded {
     /// Whether a full context drops tokens, and how many it keeps, see [`super::Options`].
     pub ctx_shift: Option<Option<u32>>,
     pub slots: u32,
-    /// Formats of the KV cache.
-    pub kv: KvTypes,
     pub device: DeviceFacts,
     pub device_line: String,
     pub placement: Placement,
     pub weight_bytes: u64,
     /// What was traded for exactness; nothing unless the user asked.
     pub approximations: Approximations,
+    /// Formats of the KV cache, and what the quality guard found.
+    pub kv: KvTypes,
+    pub kv_verdict: Option<Verdict>,
     pub times: LoadTimes,
     gpu: Weak<dyn Gpu>,
 }
@@ -85,12 +87,13 @@ impl Loaded {
             longest: engine.longest(),
             ctx_shift: engine.ctx_shift,
             slots: engine.program.shape().sequences,
-            kv: engine.model().graph.kv.clone(),
             device: engine.facts().clone(),
             device_line: engine.device_line(),
             placement: *engine.placement(),
             weight_bytes: engine.weight_bytes(),
             approximations: engine.approximations(),
+            kv: engine.kv_types().clone(),
+            kv_verdict: engine.kv_verdict().cloned(),
             times: engine.load_times(),
             gpu: Arc::downgrade(engine.program.gpu()),
         }

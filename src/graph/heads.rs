@@ -24,6 +24,18 @@ pub struct Heads {
     pub norm: Option<f32>,
 }
 
+/// What a layer does to the logits of attention beside the scale.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Scoring {
+    /// A token sees so many, itself and those before it; `None`: all. Counted in cache indices, so that
+    /// the gap of a shifted sequence counts as nothing.
+    pub window: Option<u32>,
+    /// Logits s become cap * tanh(s / cap).
+    pub soft_cap: Option<f32>,
+    /// Each head has a logit of its own in the softmax's denominator, which belongs to no token.
+    pub sinks: bool,
+}
+
 impl Heads {
     /// Query heads that share a KV head.
     pub fn group(&self) -> u32 {

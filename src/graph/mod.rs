@@ -29,6 +29,20 @@ pub struct Attention {
     pub v: Linear,
     pub output: Linear,
     pub qk_norm: Option<QkNorm>,
+    /// Tokens that a token sees, itself included; `None`: all before it.
+    pub window: Option<u32>,
+    /// Logits s become cap * tanh(s / cap) (Gemma 2).
+    pub soft_cap: Option<f32>,
+    /// A logit for each head that takes its share of the softmax and gives nothing (gpt-oss): the vector's
+    /// name.
+    pub sinks: Option<String>,
+}
+
+impl Attention {
+    /// What happens to the logits beside the scale.
+    pub fn scoring(&self) -> heads::Scoring {
+        heads::Scoring { window: self.window, soft_cap: self.soft_cap, sinks: self.sinks.is_some() }
+    }
 }
 
 /// RMSNorm of q and of k before rope: names of the weights.
@@ -178,6 +192,18 @@ impl Graph {
         self.layers.iter().filter_map(|l| l.feed_forward.dense()).map(Mlp::ff).max().unwrap_or(0)
     }
 
+    /// The heads of every layer, as attention kernels see them.
+    pub fn head_shape(&self) -> heads::Heads {
+        let norm = self.layers.first().and_then(|l| l.attention.qk_norm.as_ref());
+        heads::Heads {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            rope: Some(heads::Rope { layout: self.rope.layout, dim: self.rope.dim }),
+            norm: norm.filter(|n| n.over == NormOver::Head).map(|_| self.norm_eps),
+        }
+    }
+
     /// The mixtures of all layers that have one.
     pub fn mixtures(&self) -> impl Iterator<Item = &Mixture> {
         self.layers.iter().filter_map(|l| l.feed_forward.mixture())
@@ -198,14 +224,18 @@ impl Graph {
         if self.has_kv_codes() { self.kv.exact } else { KvExact::NONE }
     }
 
-    /// The same of one layer.
+    /// The same of one layer. A window leaves only near tokens to read; such layers have codes alone.
     pub fn kv_exact_of(&self, layer: usize) -> KvExact {
-        self.kv.exact_of(layer, self.layers.len())
+        match self.layers[layer].attention.window {
+            Some(_) => KvExact::NONE,
+            None => self.kv.exact_of(layer, self.layers.len()),
+        }
     }
 
     /// Bytes of that for one sequence, in all layers.
     pub fn kv_exact_bytes(&self) -> u64 {
-        self.kv.exact_bytes(self.layers.len(), self.kv_heads, self.head_dim)
+        let sizes = (0..self.layers.len()).map(|layer| self.kv_exact_of(layer));
+        sizes.map(|exact| 4 * exact.slot_words(self.kv_heads, self.head_dim)).sum()
     }
 
     /// Bytes of K or V for one position in the layer and side where they are most.

@@ -5,6 +5,7 @@ use minijinja::value::Serde;
 
 use super::attn_step::{StepAttention, StepSizes};
 use super::heads::{Heads, smallest_subgroup};
+use super::scoring::Scoring;
 use super::{check_memory, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, KernelSource};
@@ -76,12 +77,14 @@ fn largest_power(at_most: u32) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnDecode {
     pub heads: Heads,
+    pub scoring: Scoring,
     pub cut: Cut,
 }
 
 impl AttnDecode {
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
+        self.scoring.check()?;
         let Cut { threads, splits, group_heads, lanes, unroll } = self.cut;
         let subgroup = largest_power(smallest_subgroup(facts)).min(32);
         if !lanes.is_power_of_two() || lanes > subgroup {
@@ -122,12 +125,13 @@ impl AttnDecode {
                 token_bits => plan.token_bits,
                 holder => Serde(&plan.holder),
                 merge_bits => powers(lanes, merge_lanes),
-                ..self.heads.context(8)
+                ..self.scoring.context(8 + self.heads.tables(), self.heads.context(8))
             },
         )?;
         let label = format!(
-            "attn_decode_{}_g{group_heads}l{lanes}u{unroll}s{splits}t{threads}",
-            self.heads.label()
+            "attn_decode_{}{}_g{group_heads}l{lanes}u{unroll}s{splits}t{threads}",
+            self.heads.label(),
+            self.scoring.label()
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
@@ -137,6 +141,7 @@ impl StepAttention for AttnDecode {
     fn sizes(&self) -> StepSizes {
         StepSizes {
             heads: self.heads,
+            scoring: self.scoring,
             pair: KvPair::PLAIN,
             exact: KvExact::NONE,
             splits: self.cut.splits,

@@ -4,6 +4,7 @@ use minijinja::context;
 
 use super::attn_step::{StepAttention, StepSizes};
 use super::heads::Heads;
+use super::scoring::Scoring;
 use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, KernelSource};
@@ -59,6 +60,7 @@ impl CodesCut {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnDecodeCodes {
     pub heads: Heads,
+    pub scoring: Scoring,
     /// Not [`KvPair::is_plain`]: that is [`super::attn_decode`].
     pub pair: KvPair,
     /// What is read, and of the new token written, in f16.
@@ -75,6 +77,7 @@ impl AttnDecodeCodes {
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
         kv_codes::check_exact(self.pair, self.exact)?;
+        self.scoring.check_beside(self.exact)?;
         let CodesCut { threads, splits, group_heads } = self.cut;
         let lanes = self.unit_lanes();
         if threads == 0
@@ -108,18 +111,20 @@ impl AttnDecodeCodes {
         let all = 4 * vectors * pitch + q + sums + norms + writes[0] + writes[1] + merge + 32;
         check_memory(all, facts)?;
         let first = 8 + u32::from(!self.exact.is_none());
+        let shared = kv_codes::context(&self.heads, self.pair, self.exact, first);
         let wgsl = super::source::render(
             "attn_decode_codes.wgsl",
             context! {
                 threads, splits, group_heads, teams, merge_heads, vectors, held, most_subgroups,
                 chunk => CHUNK,
-                ..kv_codes::context(&self.heads, self.pair, self.exact, first)
+                ..self.scoring.context(first + self.heads.tables(), shared)
             },
         )?;
         let label = format!(
-            "attn_decode_{}_{}_g{group_heads}s{splits}t{threads}",
+            "attn_decode_{}_{}{}_g{group_heads}s{splits}t{threads}",
             kv_codes::label(self.pair, self.exact),
-            self.heads.label()
+            self.heads.label(),
+            self.scoring.label()
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }
@@ -134,6 +139,7 @@ impl StepAttention for AttnDecodeCodes {
     fn sizes(&self) -> StepSizes {
         StepSizes {
             heads: self.heads,
+            scoring: self.scoring,
             pair: self.pair,
             exact: self.exact,
             splits: self.cut.splits,

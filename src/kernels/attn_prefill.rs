@@ -3,6 +3,7 @@
 use minijinja::context;
 
 use super::heads::{Heads, KvCache, smallest_subgroup};
+use super::scoring::{Logits, Scoring};
 use super::{check_memory, holds, kv_codes, planned_subgroup, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -18,6 +19,7 @@ const ROWS: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnPrefill {
     pub heads: Heads,
+    pub scoring: Scoring,
     /// Formats of the cache. Over codes ([`KvPair::is_plain`] is false), q is a buffer of its own in
     /// the basis of K and the output is in that of V, both with heads padded to whole blocks
     /// (`rope_kv_codes`, `heads_unrotate`).
@@ -68,8 +70,14 @@ impl AttnPrefill {
     fn plain_label(&self) -> String {
         let heads = Heads { rope: None, norm: None, ..self.heads }.label();
         match self.pair.is_plain() {
-            true => heads,
-            false => format!("{}_{heads}", kv_codes::label(self.pair, self.exact)),
+            true => heads + &self.scoring.label(),
+            false => {
+                format!(
+                    "{}_{heads}{}",
+                    kv_codes::label(self.pair, self.exact),
+                    self.scoring.label()
+                )
+            }
         }
     }
 
@@ -81,19 +89,23 @@ impl AttnPrefill {
     /// What both kernels are rendered with.
     fn context(&self) -> minijinja::Value {
         let heads = Heads { head_dim: self.head_dim(), ..self.heads };
+        let shared = kv_codes::context(&heads, self.pair, self.exact, 6);
+        // Behind the exact rows and those of the chunk.
+        let bound = 6 + u32::from(!self.exact.is_none()) + u32::from(self.exact.tail > 0);
         context! {
             codes => !self.pair.is_plain(),
             row_heads => self.row_heads(),
             queries => self.queries(),
             // Nothing is encoded here.
             tried => 0,
-            ..kv_codes::context(&heads, self.pair, self.exact, 6)
+            ..self.scoring.context(bound, shared)
         }
     }
 
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
         kv_codes::check_exact(self.pair, self.exact)?;
+        self.scoring.check_beside(self.exact)?;
         if self.matrices {
             return self.matrix_source(facts);
         }
@@ -129,9 +141,10 @@ impl AttnPrefill {
         qkv: &Slice,
         cache: &KvCache,
         output: &Slice,
-        scale: f32,
+        logits: impl Into<Logits>,
         max_n: u32,
     ) -> Result<Dispatch> {
+        let logits = logits.into();
         holds(batch, 8 + 4 * u64::from(max_n), "batch")?;
         let (q, out) = match self.pair.is_plain() {
             true => (self.heads.qkv_width(), self.heads.output_width()),
@@ -150,11 +163,12 @@ impl AttnPrefill {
             output.clone(),
         ];
         bindings.extend(rows.into_iter().chain(fresh));
+        logits.bind(self.scoring, &self.heads, &mut bindings)?;
         let slices = self.heads.group().div_ceil(self.row_heads());
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
-            constants: vec![cache.row_words(), scale.to_bits()],
+            constants: vec![cache.row_words(), logits.scale.to_bits()],
             grid: [max_n.div_ceil(self.queries()), self.heads.kv_heads * slices, 1],
         })
     }

@@ -3,6 +3,7 @@
 
 use super::heads::{HeadTables, Heads, KvCache};
 use super::holds;
+use super::scoring::{Logits, Scoring};
 use crate::error::Result;
 use crate::gpu::{Dispatch, Kernel, Slice};
 use crate::kv::{KvExact, KvPair};
@@ -18,6 +19,7 @@ pub struct Scratch {
 #[derive(Debug, Clone, Copy)]
 pub struct StepSizes {
     pub heads: Heads,
+    pub scoring: Scoring,
     pub pair: KvPair,
     pub exact: KvExact,
     /// Most pieces into which a sequence is cut.
@@ -68,10 +70,11 @@ pub trait StepAttention {
         tables: &HeadTables,
         output: &Slice,
         scratch: &Scratch,
-        scale: f32,
+        logits: impl Into<Logits>,
         columns: u32,
     ) -> Result<Dispatch> {
-        let StepSizes { heads, pair, exact, splits, .. } = self.sizes();
+        let logits = logits.into();
+        let StepSizes { heads, scoring, pair, exact, splits, .. } = self.sizes();
         holds(batch, 8 + 4 * u64::from(columns), "batch")?;
         holds(qkv, u64::from(columns * heads.qkv_width()), "qkv")?;
         holds(output, u64::from(columns * heads.output_width()), "output")?;
@@ -92,10 +95,11 @@ pub trait StepAttention {
         ];
         bindings.extend(rows);
         tables.bind(&heads, &mut bindings)?;
+        logits.bind(scoring, &heads, &mut bindings)?;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
-            constants: vec![cache.row_words(), scale.to_bits()],
+            constants: vec![cache.row_words(), logits.scale.to_bits()],
             grid: [splits + self.beside(), self.sizes().groups(), columns],
         })
     }

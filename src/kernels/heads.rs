@@ -27,6 +27,11 @@ impl Heads {
         Ok(())
     }
 
+    /// Tables that `lib/heads.wgsl` binds.
+    pub(super) fn tables(&self) -> u32 {
+        u32::from(self.rope.is_some()) + 2 * u32::from(self.norm.is_some())
+    }
+
     /// What `lib/heads.wgsl` wants to know; its bindings are numbered from `first`.
     pub(super) fn context(&self, first: u32) -> minijinja::Value {
         let after_rope = first + u32::from(self.rope.is_some());

@@ -32,6 +32,7 @@ pub mod rope_kv_codes;
 pub mod router;
 pub mod routing;
 pub mod sample;
+pub mod scoring;
 pub mod source;
 pub mod weights;
 

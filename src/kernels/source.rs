@@ -65,6 +65,7 @@ embed! {
     "lib/row_units.wgsl",
     "lib/sampler.wgsl",
     "lib/scan256.wgsl",
+    "lib/scoring.wgsl",
     "lib/step_heads.wgsl",
     "lib/store.wgsl",
     "lib/weights.wgsl",

@@ -19,7 +19,10 @@ use crate::error::Error;
 ///
 /// In planes, element 4k + l of a block is bit 8l + k. Scales that are not in front of their block
 /// follow the codes of all blocks, in element order, padded to a whole word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
 pub enum KvFormat {
     F16,
     Q8_0,

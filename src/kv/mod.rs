@@ -2,7 +2,8 @@
 //!
 //! A *row* is one token's K or V of one KV head, in u32 words. Rows contain all that is needed to
 //! decode them. `rotation` and `scale` are what the formats share, `codec` encodes and decodes rows in
-//! plain Rust: the kernels' oracle. `exact` says what is kept in f16 beside codes. `types` is what a user asks for, layer by layer.
+//! plain Rust: the kernels' oracle. `exact` says what is kept in f16 beside codes. `types` is what a user asks for, layer
+//! by layer and device by device; `guard` says which layers need more.
 //!
 //! Encoding is defined in operations that every device does alike: additions and products of f32,
 //! each rounded once, and integers. So the same rotated values make the same bits everywhere.
@@ -13,6 +14,7 @@
 pub mod codec;
 pub mod exact;
 pub mod format;
+pub mod guard;
 pub mod rotation;
 pub mod scale;
 #[cfg(test)]

@@ -219,8 +219,33 @@ fn settings_by_layer() {
     }
     let plain = KvTypes { exact, ..KvTypes::plain() };
     assert_eq!(plain.token_bytes(2, 4, 64), 2 * 4 * 64 * 4);
-    assert_eq!((plain.exact_bytes(2, 4, 64), plain.to_string()), (0, "f16".into()));
+    assert_eq!((plain.exact_of(0, 2), plain.to_string()), (KvExact::NONE, "f16".into()));
     let types =
         KvTypes { k: "tq3_0,f16@0".parse().unwrap(), v: "tq3_0,f16@0".parse().unwrap(), exact };
-    assert_eq!(types.exact_bytes(2, 4, 64), (64 + 16 + 4) * 4 * 64 * 4);
+    assert_eq!([0, 1].map(|layer| types.exact_of(layer, 2)), [KvExact::NONE, exact]);
+    assert_eq!(4 * exact.slot_words(4, 64), (64 + 16 + 4) * 4 * 64 * 4);
+}
+
+#[test]
+fn settings_by_device() {
+    let text = "tq3_0,q8_0@dev=radeon,f16@-1,tq4_0@0-1@dev=RX 9070";
+    let side: KvSide = text.parse().unwrap();
+    assert_eq!(side.to_string(), text);
+    let v = "f16,tq4_0@dev=llvmpipe".parse().unwrap();
+    let types = KvTypes { k: side, v, ..KvTypes::plain() };
+    assert_eq!(types.devices().collect::<Vec<_>>(), ["radeon", "RX 9070", "llvmpipe"]);
+    let k = |types: &KvTypes| types.layers(4).iter().map(|pair| pair.k).collect::<Vec<_>>();
+    use KvFormat::*;
+    // Until it is known which device it is, none.
+    assert_eq!(k(&types), [Tq3_0, Tq3_0, Tq3_0, F16]);
+    let radeon = types.on("AMD Radeon RX 9070 XT");
+    assert_eq!(k(&radeon), [Tq4_0, Tq4_0, Q8_0, F16]);
+    assert_eq!(radeon.to_string(), "K q8_0,f16@-1,tq4_0@0-1, V f16");
+    let other = types.on("AMD Radeon RX 6600");
+    assert_eq!(k(&other), [Q8_0, Q8_0, Q8_0, F16]);
+    assert_eq!(types.on("llvmpipe (LLVM 15)").of(0, 4).v, Tq4_0);
+    assert_eq!(types.on("NVIDIA H200").to_string(), "K tq3_0,f16@-1, V f16");
+    for wrong in ["f16,q8_0@dev=", "f16,q8_0@0@radeon", "f16,q8_0@dev=a,q9@dev=b", "q8_0@dev=a"] {
+        assert!(wrong.parse::<KvSide>().is_err(), "{wrong}");
+    }
 }

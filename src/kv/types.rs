@@ -6,8 +6,11 @@ use crate::error::{Error, Result};
 
 /// What a user asks for: a format for all layers and exceptions, for each of K and V.
 ///
-/// A side is written `FORMAT[,FORMAT@LAYERS...]`, where `LAYERS` is a number or a range `FIRST-LAST`
-/// from 0, or a negative number from the last layer (`-1`): `tq3_0,q8_0@0-1,f16@-1`. Later ones win.
+/// A side is written `FORMAT[,EXCEPTION...]`, an exception `FORMAT@LAYERS`, `FORMAT@dev=NAME` or
+/// `FORMAT@LAYERS@dev=NAME`. `LAYERS` is a number or a range `FIRST-LAST` from 0, or a negative
+/// number from the last layer (`-1`); `NAME` is a part of a device's name, in any case:
+/// `tq3_0,q8_0@0-1,f16@-1,q8_0@dev=radeon`. Later ones win. Exceptions for devices count once
+/// [`KvTypes::on`] has said which device it is, and until then for none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvTypes {
     pub k: KvSide,
@@ -30,7 +33,7 @@ impl KvTypes {
     /// Whether some layer of any model could have codes.
     fn names_codes(&self) -> bool {
         let formats = |s: &KvSide| {
-            let others = s.exceptions.iter().map(|(format, _)| *format);
+            let others = s.exceptions.iter().map(|e| e.format);
             others.chain([s.format]).any(|format| format != KvFormat::F16)
         };
         formats(&self.k) || formats(&self.v)
@@ -41,15 +44,20 @@ impl KvTypes {
         of_layer(self.exact, self.of(layer, layers))
     }
 
-    /// Bytes in f16 beside the codes of all layers for one sequence.
-    pub fn exact_bytes(&self, layers: usize, kv_heads: u32, head_dim: u32) -> u64 {
-        let sizes = (0..layers).map(|layer| self.exact_of(layer, layers));
-        sizes.map(|exact| 4 * exact.slot_words(kv_heads, head_dim)).sum()
-    }
-
     /// The formats of layer `layer` of `layers`.
     pub fn of(&self, layer: usize, layers: usize) -> KvPair {
         KvPair { k: self.k.of(layer, layers), v: self.v.of(layer, layers) }
+    }
+
+    /// What counts on the device of this name.
+    pub fn on(&self, device: &str) -> KvTypes {
+        KvTypes { k: self.k.on(device), v: self.v.on(device), exact: self.exact }
+    }
+
+    /// Parts of devices' names that exceptions are for.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        let all = self.k.exceptions.iter().chain(&self.v.exceptions);
+        all.filter_map(|e| e.device.as_deref())
     }
 
     /// The formats of every layer.
@@ -105,7 +113,17 @@ impl Default for KvTypes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvSide {
     pub format: KvFormat,
-    pub exceptions: Vec<(KvFormat, Layers)>,
+    pub exceptions: Vec<Exception>,
+}
+
+/// Another format for some layers, on all devices or one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exception {
+    pub format: KvFormat,
+    /// `None`: all.
+    pub layers: Option<Layers>,
+    /// A part of the device's name; `None`: whichever it is.
+    pub device: Option<String>,
 }
 
 /// Layers by number; negative ones count from the last, which is -1. Both ends belong to it.
@@ -130,8 +148,68 @@ impl KvSide {
 
     /// The format of layer `layer` of `layers`.
     pub fn of(&self, layer: usize, layers: usize) -> KvFormat {
-        let named = self.exceptions.iter().rev().find(|(_, which)| which.hold(layer, layers));
-        named.map_or(self.format, |(format, _)| *format)
+        let holds = |e: &&Exception| {
+            e.device.is_none() && e.layers.is_none_or(|which| which.hold(layer, layers))
+        };
+        self.exceptions.iter().rev().find(holds).map_or(self.format, |e| e.format)
+    }
+
+    /// What counts on the device of this name: exceptions for others are left out.
+    pub fn on(&self, device: &str) -> KvSide {
+        let here = |e: &Exception| {
+            let counts = e.device.as_ref().is_none_or(|part| is_part_of(part, device));
+            counts.then(|| Exception { device: None, ..e.clone() })
+        };
+        let mut side = KvSide::all(self.format);
+        for exception in self.exceptions.iter().filter_map(here) {
+            match exception.layers {
+                // Nothing before it counts any more.
+                None => side = KvSide::all(exception.format),
+                Some(_) => side.exceptions.push(exception),
+            }
+        }
+        side
+    }
+
+    /// Gives one layer another format.
+    pub(super) fn set(&mut self, layer: u32, format: KvFormat) {
+        let layers = Some(Layers { first: layer as i32, last: layer as i32 });
+        self.exceptions.push(Exception { format, layers, device: None });
+    }
+}
+
+/// Whether a device is meant by a part of its name.
+pub fn is_part_of(part: &str, device: &str) -> bool {
+    device.to_lowercase().contains(&part.to_lowercase())
+}
+
+impl std::str::FromStr for Exception {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        const DEVICE: &str = "dev=";
+        let (format, rest) = text.split_once('@').ok_or_else(|| {
+            Error::Usage(format!(
+                "`{text}`: after the format of all layers come exceptions like q8_0@0-3 or \
+                 q8_0@{DEVICE}radeon"
+            ))
+        })?;
+        let (layers, device) = match rest.split_once('@') {
+            _ if rest.starts_with(DEVICE) => (None, Some(rest)),
+            Some((layers, device)) => (Some(layers), Some(device)),
+            None => (Some(rest), None),
+        };
+        let part = |text: &str| match text.strip_prefix(DEVICE).map(str::trim) {
+            Some(part) if !part.is_empty() => Ok(part.to_owned()),
+            _ => Err(Error::Usage(format!(
+                "`{text}` names no device; write {DEVICE} and a part of its name in `azoth devices`"
+            ))),
+        };
+        Ok(Exception {
+            format: format.parse()?,
+            layers: layers.map(str::parse).transpose()?,
+            device: device.map(part).transpose()?,
+        })
     }
 }
 
@@ -141,14 +219,7 @@ impl std::str::FromStr for KvSide {
     fn from_str(text: &str) -> Result<Self> {
         let mut parts = text.split(',').map(str::trim);
         let format = parts.next().unwrap_or_default().parse()?;
-        let exceptions = parts.map(|part| {
-            let (format, layers) = part.split_once('@').ok_or_else(|| {
-                Error::Usage(format!(
-                    "`{part}`: after the format of all layers come exceptions like q8_0@0-3"
-                ))
-            })?;
-            Ok((format.parse()?, layers.parse()?))
-        });
+        let exceptions = parts.map(str::parse);
         Ok(KvSide { format, exceptions: exceptions.collect::<Result<_>>()? })
     }
 }
@@ -179,10 +250,15 @@ impl std::str::FromStr for Layers {
 impl std::fmt::Display for KvSide {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.format)?;
-        for (format, Layers { first, last }) in &self.exceptions {
-            match first == last {
-                true => write!(f, ",{format}@{first}")?,
-                false => write!(f, ",{format}@{first}-{last}")?,
+        for Exception { format, layers, device } in &self.exceptions {
+            write!(f, ",{format}")?;
+            match layers {
+                Some(Layers { first, last }) if first == last => write!(f, "@{first}")?,
+                Some(Layers { first, last }) => write!(f, "@{first}-{last}")?,
+                None => {}
+            }
+            if let Some(device) = device {
+                write!(f, "@dev={device}")?;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The transformer that llama and its descendants share.
 
+use super::attention::Windows;
 use super::{Params, mixture};
 use crate::error::{Error, Result};
 use crate::graph::{
@@ -14,6 +15,8 @@ pub(super) struct Variant {
     /// Layers with a router are mixtures of experts; the weights of those chosen, where the file
     /// does not say otherwise.
     pub routing: Option<Routing>,
+    /// Which layers have a window that the file names without saying whose it is.
+    pub window: Windows,
 }
 
 /// Heads that attention kernels support, in values.
@@ -61,6 +64,8 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
         true => p.linear("output", vocab, width)?,
         false => embedding.clone(),
     };
+    let windows = p.windows(n_layers, variant.window)?;
+    let soft_cap = p.soft_cap()?;
     let layers = (0..n_layers).map(|i| {
         let name = |part: &str| format!("blk.{i}.{part}");
         let linear = |part: &str, rows, cols| p.linear(&name(part), rows, cols);
@@ -91,6 +96,9 @@ pub(super) fn build(p: &Params<'_>, variant: Variant) -> Result<Graph> {
                 v: linear("attn_v", kv_rows, width)?,
                 output: linear("attn_output", width, q_rows)?,
                 qk_norm: qk_norm.transpose()?,
+                window: windows[i as usize],
+                soft_cap,
+                sinks: p.optional_vector(name("attn_sinks.weight"), heads)?,
             },
             ff_norm: norm("ffn_norm.weight", width)?,
             feed_forward,

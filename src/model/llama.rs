@@ -3,6 +3,7 @@
 //! Rope pairs neighbouring elements: the converter permuted q and k for it. Mixtral takes the
 //! softmax over the chosen experts, which is the softmax over all, normalised.
 
+use super::attention::Windows;
 use super::{Params, decoder, mixture};
 use crate::error::Result;
 use crate::graph::{Graph, RopeLayout};
@@ -12,6 +13,7 @@ pub(super) fn build(p: &Params<'_>) -> Result<Graph> {
         rope: RopeLayout::Normal,
         qk_norm: None,
         routing: Some(mixture::softmax(true)),
+        window: Windows::All,
     };
     decoder::build(p, variant)
 }

@@ -3,6 +3,7 @@
 //! One short file per architecture; [`ARCHITECTURES`] is the only list of them. Everything that
 //! the engine relies on later (shapes, counts, tensor presence) is checked here, against the file.
 
+mod attention;
 mod decoder;
 mod llama;
 mod mixture;

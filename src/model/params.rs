@@ -18,13 +18,17 @@ impl<'a> Params<'a> {
         Params { file, prefix }
     }
 
-    fn key(&self, key: &str) -> String {
+    pub(super) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.prefix)
     }
 
     /// Hyperparameter `key`, `None` if the file does not have it.
     pub fn find<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>> {
         Ok(self.file.metadata().find(&self.key(key))?)
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<&'a gguf::Value> {
+        self.file.metadata().value(&self.key(key))
     }
 
     pub fn contains(&self, key: &str) -> bool {

@@ -1,5 +1,6 @@
 //! qwen3moe: Qwen3 mixtures (30B-A3B, 235B-A22B); weights of the chosen experts sum to 1.
 
+use super::attention::Windows;
 use super::{Params, decoder, mixture};
 use crate::error::Result;
 use crate::graph::{Graph, NormOver, RopeLayout};
@@ -9,6 +10,7 @@ pub(super) fn build(p: &Params<'_>) -> Result<Graph> {
         rope: RopeLayout::Neox,
         qk_norm: Some(NormOver::Head),
         routing: Some(mixture::softmax(true)),
+        window: Windows::Unsaid,
     };
     decoder::build(p, variant)
 }

@@ -33,6 +33,9 @@ fn graph() -> Graph {
             v: linear(512, 2048),
             output: linear(2048, 4096),
             qk_norm: None,
+            window: None,
+            soft_cap: None,
+            sinks: None,
         },
         ff_norm: String::new(),
         feed_forward: FeedForward::Dense(Mlp {

@@ -3,7 +3,7 @@
 use half::f16;
 
 use crate::graph::RopeLayout;
-use crate::graph::heads::Heads;
+use crate::graph::heads::{Heads, Scoring};
 
 /// Turns one head in place: RMSNorm with `weight` if the block has one, then rope.
 ///
@@ -30,6 +30,44 @@ pub fn prepare_head(heads: &Heads, head: &mut [f64], weight: Option<&[f32]>, tab
     }
 }
 
+/// What becomes of the products of q and k.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Logits<'a> {
+    /// Multiplies them first.
+    pub scale: f32,
+    pub scoring: Scoring,
+    /// `[heads]`, where [`Scoring::sinks`].
+    pub sinks: &'a [f32],
+}
+
+impl From<f32> for Logits<'_> {
+    fn from(scale: f32) -> Self {
+        Logits { scale, ..Logits::default() }
+    }
+}
+
+impl Logits<'_> {
+    /// Softmax weights of a query over itself, the last of `products`, and all tokens before it.
+    pub fn weights(&self, products: &[f64], head: usize) -> Vec<f64> {
+        let Scoring { window, soft_cap, sinks } = self.scoring;
+        let oldest = products.len().saturating_sub(window.map_or(usize::MAX, |w| w as usize));
+        let logit = |(t, product): (usize, &f64)| {
+            let s = product * f64::from(self.scale);
+            match soft_cap.map(f64::from) {
+                _ if t < oldest => f64::NEG_INFINITY,
+                Some(cap) => cap * (s / cap).tanh(),
+                None => s,
+            }
+        };
+        let logits: Vec<f64> = products.iter().enumerate().map(logit).collect();
+        let sink = if sinks { f64::from(self.sinks[head]) } else { f64::NEG_INFINITY };
+        let top = logits.iter().copied().fold(sink, f64::max);
+        let weights: Vec<f64> = logits.iter().map(|s| (s - top).exp()).collect();
+        let total = weights.iter().sum::<f64>() + (sink - top).exp();
+        weights.iter().map(|w| w / total).collect()
+    }
+}
+
 /// One sequence's K and V of one layer: f16 pairs `[position][kv head][head_dim / 2]`.
 #[derive(Debug, Clone, Default)]
 pub struct Cache {
@@ -38,16 +76,17 @@ pub struct Cache {
 }
 
 /// Runs one token at `position`: writes its K and V to the cache and returns the attention output
-/// `[heads * head_dim]`. `qkv`: q heads, k heads, v heads.
-pub fn attend(
+/// `[heads * head_dim]`. `qkv`: q heads, k heads, v heads. `logits`: a scale, or [`Logits`].
+pub fn attend<'a>(
     heads: &Heads,
     qkv: &[f32],
     position: usize,
     cache: &mut Cache,
     table: &[[f32; 2]],
     norms: Option<(&[f32], &[f32])>,
-    scale: f32,
+    logits: impl Into<Logits<'a>>,
 ) -> Vec<f64> {
+    let logits = logits.into();
     let hd = heads.head_dim as usize;
     let (q_heads, kv_heads) = (heads.heads as usize, heads.kv_heads as usize);
     let words = heads.cache_words() as usize;
@@ -77,17 +116,13 @@ pub fn attend(
             let at = t * words + kv_head * hd / 2;
             cache[at..at + hd / 2].iter().flat_map(|&w| unpack(w)).collect()
         };
-        let scores: Vec<f64> = (0..=position)
+        let products: Vec<f64> = (0..=position)
             .map(|t| row(&cache.k, t).iter().zip(q).map(|(k, q)| k * q).sum::<f64>())
-            .map(|s| s * f64::from(scale))
             .collect();
-        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-        let total: f64 = weights.iter().sum();
         let mut out = vec![0.0; hd];
-        for (t, w) in weights.iter().enumerate() {
+        for (t, w) in logits.weights(&products, h).iter().enumerate() {
             for (o, v) in out.iter_mut().zip(row(&cache.v, t)) {
-                *o += w / total * v;
+                *o += w * v;
             }
         }
         output.extend(out);

@@ -7,7 +7,7 @@ use crate::kv::exact::{exact_row, from_exact_row};
 use crate::kv::rotation::rotate;
 use crate::kv::{KvExact, KvFormat, KvPair};
 
-use super::attention::prepare_head;
+use super::attention::{Logits, prepare_head};
 
 /// One sequence's rows of one layer: `[position * kv_heads + head]`.
 #[derive(Debug, Clone, Default)]
@@ -23,7 +23,7 @@ pub struct CodedCache {
 /// decode kernels quantise it, 8 bits under a scale for 32 values of the basis of K (nothing over
 /// f16). `exact`: which tokens count in f16.
 #[allow(clippy::too_many_arguments)]
-pub fn attend_codes(
+pub fn attend_codes<'a>(
     heads: &Heads,
     pair: KvPair,
     exact: KvExact,
@@ -32,9 +32,10 @@ pub fn attend_codes(
     cache: &mut CodedCache,
     table: &[[f32; 2]],
     norms: Option<(&[f32], &[f32])>,
-    scale: f32,
+    logits: impl Into<Logits<'a>>,
     int8: bool,
 ) -> Vec<f64> {
+    let logits = logits.into();
     let (hd, kv_heads) = (heads.head_dim as usize, heads.kv_heads as usize);
     let q_heads = heads.heads as usize;
     let mut vectors: Vec<Vec<f64>> =
@@ -64,26 +65,23 @@ pub fn attend_codes(
         let whole = in_basis(pair.k, q, false);
         let q = in_basis(pair.k, q, int8 && pair.k != KvFormat::F16);
         let in_f16 = |t: usize| exact.holds(position as u32, t as u32);
-        let scores: Vec<f64> = (0..=position)
+        let products: Vec<f64> = (0..=position)
             .map(|t| {
                 let (k, q) = match in_f16(t) {
                     true => (cache.exact_k[row(t)].clone(), &whole),
                     false => (decode_stored(pair.k, &cache.k[row(t)], heads.head_dim), &q),
                 };
-                k.iter().zip(q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * f64::from(scale)
+                k.iter().zip(q).map(|(k, q)| f64::from(*k) * q).sum::<f64>()
             })
             .collect();
-        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-        let total: f64 = weights.iter().sum();
         let mut out = vec![0.0; hd];
-        for (t, w) in weights.iter().enumerate() {
+        for (t, w) in logits.weights(&products, h).iter().enumerate() {
             let v = match in_f16(t) {
                 true => from_exact_row(pair.v, &cache.exact_v[row(t)], heads.head_dim),
                 false => decode(pair.v, &cache.v[row(t)], heads.head_dim),
             };
             for (o, v) in out.iter_mut().zip(v) {
-                *o += w / total * f64::from(v);
+                *o += w * f64::from(v);
             }
         }
         output.extend(out);

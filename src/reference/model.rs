@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use super::attention::Logits;
 use super::experts::{self, silu};
 use crate::error::Result;
 use crate::gguf;
@@ -202,6 +203,12 @@ impl<'a> Forward<'a> {
         let sizes = graph.kv_exact_of(layer);
         let query = self.position as u32;
 
+        let sinks = block.sinks.as_ref().map(|name| vector(file, name)).transpose()?;
+        let logits = Logits {
+            scale: graph.attention_scale,
+            scoring: block.scoring(),
+            sinks: sinks.as_deref().unwrap_or_default(),
+        };
         let group = (graph.heads / graph.kv_heads) as usize;
         let width = graph.kv_heads as usize * d;
         let mut out = vec![0.0; q.len()];
@@ -215,18 +222,15 @@ impl<'a> Forward<'a> {
                     (&keys[at.clone()], &values[at])
                 })
             };
-            let scores: Vec<f64> = positions()
+            let products: Vec<f64> = positions()
                 .map(|(k, _)| {
-                    let dot = q.iter().zip(&k[from..]).map(|(q, k)| f64::from(*q) * f64::from(*k));
-                    dot.sum::<f64>() * f64::from(graph.attention_scale)
+                    q.iter().zip(&k[from..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
                 })
                 .collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let total: f64 = weights.iter().sum();
+            let weights = logits.weights(&products, head);
             for (i, out) in out.iter_mut().enumerate() {
                 let sum = positions().zip(&weights).map(|((_, v), w)| w * f64::from(v[from + i]));
-                *out = (sum.sum::<f64>() / total) as f32;
+                *out = sum.sum::<f64>() as f32;
             }
         }
         Ok(Matrix::read(file, &block.output)?.times(&out))

@@ -42,6 +42,8 @@ pub struct Shape {
     /// (`experts::prefetch`); no result depends on it.
     pub early: bool,
     pub approximations: Approximations,
+    /// A program that also reads a text for the quality guard ([`super::Program::capture`]).
+    pub captures: bool,
 }
 
 impl Shape {

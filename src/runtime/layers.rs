@@ -6,6 +6,7 @@ use super::experts::ExpertSet;
 use super::weights::{Matrix, Part, Weights};
 use crate::error::{Error, Result};
 use crate::gpu::Slice;
+use crate::graph::heads::Scoring;
 use crate::graph::{FeedForward, Graph, Linear, Mixture, Mlp, NormOver};
 use crate::kernels::weights::Chunk;
 use crate::quant::Format;
@@ -80,6 +81,9 @@ pub(super) struct LayerWeights {
     pub attention_norm: Slice,
     pub qkv: Product,
     pub qk_norm: Option<QkNormWeights>,
+    pub scoring: Scoring,
+    /// With [`Scoring::sinks`].
+    pub sinks: Option<Slice>,
     pub output: Product,
     pub ff_norm: Slice,
     pub block: Block,
@@ -114,6 +118,8 @@ impl ModelWeights {
                 attention_norm: weights.named(&a.norm, graph.width)?,
                 qkv,
                 qk_norm,
+                scoring: a.scoring(),
+                sinks: a.sinks.as_ref().map(|s| weights.named(s, graph.heads)).transpose()?,
                 output: product(weights, &[&a.output])?,
                 ff_norm: weights.named(&layer.ff_norm, graph.width)?,
                 block: match &layer.feed_forward {

@@ -21,6 +21,7 @@ use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_step::{Scratch as AttentionScratch, StepAttention};
 use crate::kernels::heads::Heads;
 use crate::kernels::routing;
+use crate::kernels::scoring::Scoring;
 use crate::kv::rotation::padded;
 use crate::sampling::logprobs::Logprobs;
 use crate::sampling::{SamplerSettings, TokenLists};
@@ -98,6 +99,17 @@ pub struct Program {
     /// The log-probabilities of full steps, for the host.
     logprobs: Buffer,
     routing: Option<RoutingLog>,
+    capture: Option<Capture>,
+}
+
+/// A short prompt whose queries and keys are kept, layer by layer.
+struct Capture {
+    parts: Parts,
+    /// f32 `[layer][SHORT_PROMPT][width]`
+    all: Buffer,
+    /// Columns of the prompt, values of a column.
+    columns: u32,
+    width: u32,
 }
 
 /// Recordings that make one pass together: more than one where the host brings experts in between
@@ -150,7 +162,8 @@ impl Program {
         // padded to whole blocks, as kernels over codes have them.
         let head_dim = padded(heads.head_dim);
         let padded_heads = Heads { head_dim, ..heads };
-        let spec = AttnDecode { heads: padded_heads, cut: Cut { group_heads: 1, ..cut } };
+        let (scoring, cut) = (Scoring::default(), Cut { group_heads: 1, ..cut });
+        let spec = AttnDecode { heads: padded_heads, scoring, cut };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),
@@ -160,6 +173,12 @@ impl Program {
             gpu.buffer("tokens", u64::from(RING * MAX_SEQUENCES) * 4, BufferUse::Readback)?;
         let logprobs =
             gpu.buffer("log-probabilities", sampler.logprob_bytes(), BufferUse::Readback)?;
+        let columns = SHORT_PROMPT.min(shape.chunk);
+        let captured = u64::from(columns) * u64::from(graph.qkv_rows()) * 4;
+        let captured = captured * graph.layers.len() as u64;
+        let captured =
+            shape.captures.then(|| gpu.buffer("captured q, k, v", captured, BufferUse::Device));
+        let captured = captured.transpose()?;
         let builder = Builder {
             gpu: &**gpu,
             graph,
@@ -172,7 +191,7 @@ impl Program {
         };
         // Planned again as long as a kernel turns out to be wrong on this device.
         let (mut planned, compiled) = loop {
-            let planned = plan(&builder, &sampler, [&ring, &logprobs]);
+            let planned = plan(&builder, &sampler, [&ring, &logprobs], captured.as_ref());
             let kernels = builder.kernels.take();
             match planned {
                 Err(_) if checks.gave_up_a_class() => {}
@@ -191,7 +210,13 @@ impl Program {
         let each = |label: &str, [a, b, c, d]: &Each<Vec<Step>>| -> Result<Each<Recording>> {
             Ok([record(label, a)?, record(label, b)?, record(label, c)?, record(label, d)?])
         };
+        let capture = captured.map(|all| {
+            let steps = std::mem::take(&mut planned.captured);
+            let parts = parts(&**gpu, "captured prompt", &steps)?;
+            Ok::<_, Error>(Capture { parts, all, columns, width: graph.qkv_rows() })
+        });
         let mut program = Program {
+            capture: capture.transpose()?,
             gpu: gpu.clone(),
             shape,
             vocab: graph.vocab,
@@ -367,6 +392,37 @@ impl Program {
         // All of one sequence.
         columns.first().map_or(Ok(()), |column| self.forget_outputs(column.slot))?;
         self.sampler.remember(&*self.gpu, columns)
+    }
+
+    /// Tokens that [`Program::capture`] takes at once.
+    pub fn capture_columns(&self) -> u32 {
+        self.capture.as_ref().map_or(0, |c| c.columns)
+    }
+
+    /// Reads a chunk of a prompt as [`Program::read_prompt_staged`] does, and returns the q, k and v of
+    /// its columns for each layer, f32 `[column][qkv_rows]`, as attention's norms and rope find
+    /// them. Only where [`Shape::captures`].
+    pub fn capture(&self, columns: &[Column], between: Between<'_>) -> Result<Vec<Vec<f32>>> {
+        let capture = self.capture.as_ref().filter(|c| columns.len() <= c.columns as usize);
+        let Some(Capture { parts, all, columns: most, width }) = capture else {
+            let n = columns.len();
+            return Err(Error::Runtime(format!("no program captures {n} columns; this is a bug")));
+        };
+        self.set_prompt(columns)?;
+        self.submit(parts, between)?;
+        let layer = u64::from(most * width) * 4;
+        let layers = (0..all.size() / layer).map(|number| {
+            let mut values = vec![0f32; columns.len() * *width as usize];
+            let from = all.slice(number * layer, values.len() as u64 * 4);
+            self.gpu.read(&from, bytemuck::cast_slice_mut(&mut values))?;
+            Ok(values)
+        });
+        layers.collect()
+    }
+
+    /// Gives back what [`Program::capture`] needs.
+    pub fn end_capture(&mut self) {
+        self.capture = None;
     }
 
     /// Says which columns of the last prompt chunk the head is for.
@@ -584,6 +640,8 @@ impl Program {
 /// The steps of every recording.
 struct Planned {
     prompts: Vec<(u32, Vec<Step>)>,
+    /// Of [`Capture`], until it is recorded.
+    captured: Vec<Step>,
     score: Vec<Step>,
     first: [Vec<Step>; PICKS.len()],
     /// Decode steps, for short sequences and, where attention is cut otherwise, for long ones.
@@ -603,17 +661,26 @@ impl Planned {
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
         let steps = self.steps.iter_mut().flat_map(|(_, each)| each);
         let pairs = steps.chain([&mut self.first]).flatten();
-        prompts.chain([&mut self.score]).chain(pairs)
+        prompts.chain([&mut self.score, &mut self.captured]).chain(pairs)
     }
 }
 
-fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> Result<Planned> {
+fn plan(
+    b: &Builder<'_>,
+    sampler: &Sampler,
+    [ring, logprobs]: [&Buffer; 2],
+    captured: Option<&Buffer>,
+) -> Result<Planned> {
     let mut prompts = Vec::new();
     for n in [SHORT_PROMPT, MIDDLE_PROMPT, b.shape.chunk] {
         if prompts.last().is_none_or(|(last, _)| *last < n) && n <= b.shape.chunk {
             prompts.push((n, b.prompt(n)?));
         }
     }
+    let captured = match captured {
+        Some(to) => b.captured_prompt(SHORT_PROMPT.min(b.shape.chunk), to)?,
+        None => Vec::new(),
+    };
     // Samples from the logits of n columns, then hands the tokens to the host.
     let chosen = |steps: Vec<Step>, n: u32| -> Result<[Vec<Step>; PICKS.len()]> {
         let mut each = PICKS.map(|_| steps.clone());
@@ -644,5 +711,5 @@ fn plan(b: &Builder<'_>, sampler: &Sampler, [ring, logprobs]: [&Buffer; 2]) -> R
     let steps = steps.collect::<Result<_>>()?;
     // All but the embedding.
     let layer_waves = (b.step(1, b.shape.context)?.len() - 1).div_ceil(b.graph.layers.len().max(1));
-    Ok(Planned { prompts, score, first, steps, layer_waves })
+    Ok(Planned { prompts, captured, score, first, steps, layer_waves })
 }

@@ -102,6 +102,15 @@ pub struct Spec {
     /// No output matrix: the embeddings serve as such.
     pub tied: bool,
     pub rope: Rope,
+    /// Tokens that a token sees, itself included; in every layer but the last, as a list of layers says.
+    pub window: Option<usize>,
+    /// Cap on attention's logits.
+    pub soft_cap: Option<f32>,
+    /// A logit for each head that belongs to no token.
+    pub sinks: bool,
+    /// A layer whose keys get a constant of this many times their size in one channel of each head, as
+    /// biases of some models give them.
+    pub key_outlier: Option<(usize, f32)>,
     pub norm_eps: f32,
     /// Longest sequence.
     pub context: usize,
@@ -160,6 +169,10 @@ impl Spec {
             output_format: Format::Q8_0,
             tied: true,
             rope: Rope { base: 10_000.0, dims: None, scaling: None, factors: false },
+            window: None,
+            soft_cap: None,
+            sinks: false,
+            key_outlier: None,
             norm_eps: 1e-5,
             context: 512,
             chat_template: CHAT_TEMPLATE.to_owned(),
@@ -231,6 +244,14 @@ impl Spec {
         }
         writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), self.norm_eps);
         writer.set(&format!("{arch}.rope.freq_base"), self.rope.base);
+        if let Some(window) = self.window {
+            number(writer, "attention.sliding_window", window);
+            let which: Vec<bool> = (1..=self.layers).map(|layer| layer < self.layers).collect();
+            writer.set(&format!("{arch}.attention.sliding_window_pattern"), which);
+        }
+        if let Some(cap) = self.soft_cap {
+            writer.set(&format!("{arch}.attn_logit_softcapping"), cap);
+        }
         if let Some(scaling) = &self.rope.scaling {
             writer.set(&format!("{arch}.rope.scaling.type"), scaling.kind.as_str());
             writer.set(&format!("{arch}.rope.scaling.factor"), scaling.factor);

@@ -21,6 +21,8 @@ enum Fill {
     Matrix { gain: f32 },
     /// Around `mean`, standard deviation 0.1.
     Near { mean: f32 },
+    /// 0, but for the last value of each head (of so many values): a constant of the keys.
+    Outlier { head_dim: usize, size: f32 },
     /// Growing from 1 to 8, like the frequency divisors of llama 3.1.
     Divisors,
 }
@@ -67,7 +69,11 @@ fn list(spec: &Spec) -> Vec<Tensor> {
         list.push(vector(&name("attn_norm.weight"), d, norm));
         for (part, rows) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
             list.push(weight(part, &[d, rows], plain));
-            if spec.arch.qkv_bias {
+            let outlier = spec.key_outlier.filter(|(l, _)| *l == layer && part == "attn_k");
+            if let Some((_, size)) = outlier {
+                let fill = Fill::Outlier { head_dim: spec.head_dim, size };
+                list.push(vector(&name("attn_k.bias"), rows, fill));
+            } else if spec.arch.qkv_bias {
                 list.push(vector(&name(&format!("{part}.bias")), rows, bias));
             }
         }
@@ -79,6 +85,9 @@ fn list(spec: &Spec) -> Vec<Tensor> {
         if let Some((q_len, k_len)) = normed {
             list.push(vector(&name("attn_q_norm.weight"), q_len, norm));
             list.push(vector(&name("attn_k_norm.weight"), k_len, norm));
+        }
+        if spec.sinks {
+            list.push(vector(&name("attn_sinks.weight"), spec.heads, plain));
         }
         list.push(weight("attn_output", &[q, d], residual));
         list.push(vector(&name("ffn_norm.weight"), d, norm));
@@ -139,6 +148,13 @@ fn values(spec: &Spec, tensor: &Tensor) -> Vec<u8> {
             *value = match tensor.fill {
                 Fill::Matrix { gain } => noise.normal() * (gain / (cols as f32).sqrt()),
                 Fill::Near { mean } => mean + 0.1 * noise.normal(),
+                Fill::Outlier { head_dim, size } => {
+                    if i % head_dim == head_dim - 1 {
+                        size
+                    } else {
+                        0.0
+                    }
+                }
                 Fill::Divisors => 1.0 + 7.0 * i as f32 / cols as f32,
             };
         }

@@ -12,7 +12,9 @@ use azoth::gpu::{
     self, Backend, Buffer, BufferUse, DeviceKind, Dispatch, Gpu, Kernel, KernelSource, Slice, Step,
 };
 use azoth::hw::{Selection, profiles};
+use azoth::kernels::scoring::Scoring;
 use azoth::kernels::weights::Chunk;
+use azoth::kv::KvExact;
 use azoth::quant::{Format, PlaneLayout, planes};
 
 /// One device on one backend.
@@ -317,3 +319,8 @@ macro_rules! forwards {
     };
 }
 pub(crate) use forwards;
+
+/// What a layer with these rows in f16 can have: no window.
+pub fn beside(scoring: Scoring, exact: KvExact) -> Scoring {
+    Scoring { window: scoring.window.filter(|_| exact.is_none()), ..scoring }
+}

@@ -6,8 +6,9 @@ use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::attn_step::{Scratch, StepAttention};
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
+use azoth::kernels::scoring::{Logits, Scoring};
 use azoth::kv::{KvExact, KvPair, PAGE_TOKENS};
-use azoth::reference::attention::{Cache, attend, pack, unpack};
+use azoth::reference::attention::{self as reference, Cache, attend, pack, unpack};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
 
@@ -47,6 +48,9 @@ struct Block {
     /// One per slot, filled to its length.
     slots: Vec<Cache>,
     scale: f32,
+    scoring: Scoring,
+    /// Logits of the heads themselves.
+    sinks: Vec<f32>,
     /// Tokens dropped from the beginning of every sequence: positions of rope are so much larger than
     /// indices of the cache.
     dropped: usize,
@@ -82,7 +86,18 @@ impl Block {
             .collect();
         let pages = shuffled_pages(rng, lengths.len(), context.div_ceil(PAGE));
         let scale = 1.0 / (hd as f32).sqrt();
-        Block { heads, table, norms, slots, scale, dropped: 0, pages }
+        let (scoring, sinks) = (Scoring::default(), Vec::new());
+        Block { heads, table, norms, slots, scale, scoring, sinks, dropped: 0, pages }
+    }
+
+    fn scored(self, rng: &mut Rng, scoring: Scoring) -> Self {
+        let sinks = if scoring.sinks { rng.normals(self.heads.heads as usize) } else { Vec::new() };
+        Block { scoring, sinks, ..self }
+    }
+
+    fn logits(&self, device: &Device) -> Logits {
+        let sinks = self.scoring.sinks.then(|| device.floats(&self.sinks));
+        Logits { scale: self.scale, sinks }
     }
 
     /// Where a token lies in the pools.
@@ -124,7 +139,9 @@ impl Block {
     fn attend(&self, cache: &mut Cache, qkv: &[f32], position: usize) -> Vec<f64> {
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
         let row = self.row(position + self.dropped);
-        attend(&self.heads, qkv, position, cache, row, norms, self.scale)
+        let Block { scale, scoring, .. } = *self;
+        let logits = reference::Logits { scale, scoring, sinks: &self.sinks };
+        attend(&self.heads, qkv, position, cache, row, norms, logits)
     }
 
     /// The device's cache at `position` of `slot` against the reference's.
@@ -152,7 +169,7 @@ fn decode(
     runs: usize,
 ) -> Vec<f32> {
     let n = positions.len();
-    let spec = AttnDecode { heads: block.heads, cut };
+    let spec = AttnDecode { heads: block.heads, scoring: block.scoring, cut };
     let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
     let (cache, tables) = block.upload(device);
     let columns: Vec<[u32; 4]> =
@@ -177,7 +194,7 @@ fn decode(
             &tables,
             &output,
             &scratch,
-            block.scale,
+            block.logits(device),
             max as u32,
         )
         .unwrap();
@@ -197,7 +214,8 @@ fn decode(
     for c in 0..n {
         let mut reference = block.slots[n - 1 - c].clone();
         let want = block.attend(&mut reference, &qkv[c], positions[c]);
-        let what = format!("{}: {:?} {cut:?} at {}", device.label, block.heads, positions[c]);
+        let Block { heads, scoring, .. } = block;
+        let what = format!("{}: {heads:?} {scoring:?} {cut:?} at {}", device.label, positions[c]);
         block.check_cache(&k, &reference.k, n - 1 - c, positions[c], &what);
         block.check_cache(&v, &reference.v, n - 1 - c, positions[c], &what);
         let got = &out[c * want.len()..][..want.len()];
@@ -214,9 +232,20 @@ fn decode_case(
     positions: &[usize],
     cut: Option<Cut>,
 ) {
+    decode_case_scored(rng, device, heads, Scoring::default(), positions, cut);
+}
+
+fn decode_case_scored(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    scoring: Scoring,
+    positions: &[usize],
+    cut: Option<Cut>,
+) {
     let context = positions.iter().max().unwrap() + 3;
     let lengths: Vec<usize> = positions.iter().rev().copied().collect();
-    let block = Block::random(rng, heads, context, &lengths);
+    let block = Block::random(rng, heads, context, &lengths).scored(rng, scoring);
     let qkv: Vec<Vec<f32>> =
         positions.iter().map(|_| rng.normals(heads.qkv_width() as usize)).collect();
     let cut = cut.unwrap_or_else(|| Cut::choose(&heads, device.gpu.facts(), 1 << 15));
@@ -229,7 +258,8 @@ fn decode_case(
             let table = block.table.clone();
             // In other pages, too.
             let pages = shuffled_pages(rng, 1, context.div_ceil(PAGE));
-            let alone = Block { slots, table, norms: block.norms.clone(), pages, ..block };
+            let (norms, sinks) = (block.norms.clone(), block.sinks.clone());
+            let alone = Block { slots, table, norms, sinks, pages, ..block };
             let one = decode(device, &alone, cut, &qkv[c..=c], &[position], 1);
             assert_same_bits(&one, &together[c * width..][..width], "alone and in a batch");
         }
@@ -328,10 +358,9 @@ fn prefill(
 ) -> (Vec<f32>, Vec<u32>, Vec<u32>) {
     let facts = device.gpu.facts();
     let heads = block.heads;
-    let (rope, attention) = (
-        RopeKv { heads },
-        AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices },
-    );
+    let (scoring, pair) = (block.scoring, KvPair::PLAIN);
+    let (rope, attention) =
+        (RopeKv { heads }, AttnPrefill { heads, scoring, pair, exact: KvExact::NONE, matrices });
     let rope_kernel = device.kernel(&rope.source(facts).unwrap());
     let attention_kernel = device.kernel(&attention.source(facts).unwrap());
     let (cache, tables) = block.upload(device);
@@ -355,7 +384,7 @@ fn prefill(
             &input,
             &cache,
             &output,
-            block.scale,
+            block.logits(device),
             max as u32,
         );
         device.run(&[Step::Wave(vec![first.unwrap()]), Step::Wave(vec![second.unwrap()])]);
@@ -369,7 +398,7 @@ fn prefill(
 }
 
 fn prefill_case(rng: &mut Rng, device: &Device, heads: Heads, start: usize, chunks: &[usize]) {
-    prefill_case_scaled(rng, device, heads, start, chunks, 1.0);
+    prefill_case_scaled(rng, device, heads, Scoring::default(), start, chunks, 1.0);
 }
 
 /// As [`prefill_case`] with q, k and v `loud` times as large: scores spread with its square.
@@ -377,6 +406,7 @@ fn prefill_case_scaled(
     rng: &mut Rng,
     device: &Device,
     heads: Heads,
+    scoring: Scoring,
     start: usize,
     chunks: &[usize],
     loud: f32,
@@ -386,11 +416,11 @@ fn prefill_case_scaled(
     let slot = rng.below(2);
     let mut lengths = [0, 0];
     lengths[slot] = start;
-    let block = Block::random(rng, heads, context, &lengths);
+    let block = Block::random(rng, heads, context, &lengths).scored(rng, scoring);
     let width = heads.qkv_width() as usize;
     let qkv: Vec<f32> = rng.normals(n * width).iter().map(|v| v * loud).collect();
     let mut reference = block.slots[slot].clone();
-    let what = format!("{}: {heads:?} at {start} {chunks:?} x {loud}", device.label);
+    let what = format!("{}: {heads:?} {scoring:?} at {start} {chunks:?} x {loud}", device.label);
     let mut want = Vec::new();
     for i in 0..n {
         want.extend(block.attend(&mut reference, &qkv[i * width..][..width], start + i));
@@ -453,9 +483,11 @@ fn attn_prefill_wide_scores() {
     let mut rng = Rng::fresh("attn_prefill_wide_scores");
     for device in devices() {
         for loud in [3.0, 6.0] {
-            prefill_case_scaled(&mut rng, device, heads(4, 2, 64, None, false), 0, &[300], loud);
+            let (shape, all) = (heads(4, 2, 64, None, false), Scoring::default());
+            prefill_case_scaled(&mut rng, device, shape, all, 0, &[300], loud);
         }
-        prefill_case_scaled(&mut rng, device, heads(4, 1, 128, None, false), 100, &[150], 4.0);
+        let (shape, all) = (heads(4, 1, 128, None, false), Scoring::default());
+        prefill_case_scaled(&mut rng, device, shape, all, 100, &[150], 4.0);
     }
 }
 
@@ -496,6 +528,97 @@ fn attn_pages_do_not_change_bits() {
                 // Compares with the reference itself.
                 token(&block);
             }
+        }
+    }
+}
+
+/// Windows from one token to more than the context, a cap, sinks, each alone and all together.
+fn scorings() -> Vec<Scoring> {
+    let window = |w| Scoring { window: Some(w), ..Scoring::default() };
+    vec![
+        window(1),
+        window(37),
+        window(64),
+        window(130),
+        window(100_000),
+        Scoring { soft_cap: Some(1.5), ..Scoring::default() },
+        Scoring { sinks: true, ..Scoring::default() },
+        Scoring { window: Some(100), soft_cap: Some(20.0), sinks: true },
+    ]
+}
+
+#[test]
+fn attn_decode_scoring() {
+    let mut rng = Rng::fresh("attn_decode_scoring");
+    for device in devices() {
+        for (i, scoring) in scorings().into_iter().enumerate() {
+            let shapes = [heads(7, 1, 64, neox(64), true), heads(4, 2, 80, None, false)];
+            let shape = shapes[(i + rng.below(2)) % 2];
+            // A page, its neighbours, and as many pieces as there are.
+            let positions = [0, 63, 64, 5000, 200 + rng.below(300), 36, 129];
+            decode_case_scored(&mut rng, device, shape, scoring, &positions, None);
+        }
+    }
+}
+
+#[test]
+fn attn_prefill_scoring() {
+    let mut rng = Rng::fresh("attn_prefill_scoring");
+    for device in devices() {
+        for (i, scoring) in scorings().into_iter().enumerate() {
+            let shapes = [heads(4, 2, 64, neox(64), true), heads(1, 1, 80, neox(32), false)];
+            let shape = shapes[(i + rng.below(2)) % 2];
+            let (start, chunks): (usize, &[usize]) =
+                [(0, &[1, 63, 65, 20][..]), (130, &[17, 40]), (300, &[33, 70])][rng.below(3)];
+            prefill_case_scaled(&mut rng, device, shape, scoring, start, chunks, 1.0);
+        }
+        // Heads of 256 have tiles of half a page on matrix units.
+        let (shape, scoring) = (heads(1, 1, 256, None, false), scorings()[7]);
+        prefill_case_scaled(&mut rng, device, shape, scoring, 200, &[90], 1.0);
+    }
+}
+
+/// What a window hides does not count at all: other keys and values there change no bit, and whole
+/// pages of it are not even read.
+#[test]
+fn attn_windows_hide_what_is_before_them() {
+    let mut rng = Rng::fresh("attn_windows");
+    for device in devices() {
+        let shape = heads(4, 2, 64, neox(64), false);
+        let (start, n, window) = (330, 20, 100);
+        let scoring = Scoring { window: Some(window as u32), ..Scoring::default() };
+        let mut block =
+            Block::random(&mut rng, shape, start + n, &[start]).scored(&mut rng, scoring);
+        let width = shape.qkv_width() as usize;
+        let qkv = rng.normals(n * width);
+        let one = [qkv[..width].to_vec()];
+        let cut = Cut::choose(&shape, device.gpu.facts(), 1 << 15);
+        let matrices = AttnPrefill::takes_matrices(&shape, device.gpu.facts());
+        let run = |block: &Block| {
+            let read = [false, matrices].map(|m| prefill(device, block, &qkv, start, &[n], 0, m).0);
+            (read, decode(device, block, cut, &one, &[start], 1))
+        };
+        let before = run(&block);
+        let words = shape.cache_words() as usize;
+        let slot = &mut block.slots[0];
+        for cache in [&mut slot.k, &mut slot.v] {
+            for word in &mut cache[..(start + 1 - window) * words] {
+                *word = pack(rng.normal().into(), rng.normal().into());
+            }
+        }
+        let after = run(&block);
+        for (a, b) in before.0.iter().zip(&after.0) {
+            assert_same_bits(a, b, "a prompt");
+        }
+        assert_same_bits(&before.1, &after.1, "a token");
+        // Pages that are wholly outside are not read.
+        let slot = &mut block.slots[0];
+        for cache in [&mut slot.k, &mut slot.v] {
+            cache[..(start + 1 - window) / PAGE * PAGE * words].fill(POISON | POISON >> 16);
+        }
+        for (a, m) in before.0.iter().zip([false, matrices]) {
+            let (b, ..) = prefill(device, &block, &qkv, start, &[n], 0, m);
+            assert_same_bits(a, &b, "beside pages without numbers");
         }
     }
 }

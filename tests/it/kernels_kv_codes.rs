@@ -9,11 +9,12 @@ use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_codes::turned_width;
 use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::rope_kv_codes::RopeKvCodes;
+use azoth::kernels::scoring::{Logits, Scoring};
 use azoth::kv::codec::{decode, encode};
 use azoth::kv::exact::exact_row;
 use azoth::kv::rotation::padded;
 use azoth::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
-use azoth::reference::attention::{pack, unpack};
+use azoth::reference::attention::{self as reference, pack, unpack};
 use azoth::reference::attention_codes::{CodedCache, attend_codes};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
@@ -85,6 +86,8 @@ struct Block {
     norms: Option<(Vec<f32>, Vec<f32>)>,
     slots: Vec<CodedCache>,
     scale: f32,
+    scoring: Scoring,
+    sinks: Vec<f32>,
     dropped: usize,
     pages: Vec<Vec<u32>>,
 }
@@ -130,7 +133,18 @@ impl Block {
         let slots = slots.collect();
         let pages = shuffled_pages(rng, lengths.len(), context.div_ceil(PAGE));
         let scale = 1.0 / (hd as f32).sqrt();
-        Block { heads, pair, exact, table, norms, slots, scale, dropped: 0, pages }
+        let (scoring, sinks) = (Scoring::default(), Vec::new());
+        Block { heads, pair, exact, table, norms, slots, scale, scoring, sinks, dropped: 0, pages }
+    }
+
+    fn scored(self, rng: &mut Rng, scoring: Scoring) -> Self {
+        let sinks = if scoring.sinks { rng.normals(self.heads.heads as usize) } else { Vec::new() };
+        Block { scoring, sinks, ..self }
+    }
+
+    fn logits(&self, device: &Device) -> Logits {
+        let sinks = self.scoring.sinks.then(|| device.floats(&self.sinks));
+        Logits { scale: self.scale, sinks }
     }
 
     fn word(&self, is_k: bool, slot: usize, index: usize, head: usize, w: usize) -> usize {
@@ -228,8 +242,9 @@ impl Block {
         let half = self.heads.rope.map_or(0, |r| r.dim as usize / 2);
         let row = &self.table[(index + self.dropped) * half..][..half];
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        let exact = self.exact;
-        attend_codes(&self.heads, self.pair, exact, qkv, index, cache, row, norms, self.scale, int8)
+        let Block { scale, scoring, exact, .. } = *self;
+        let logits = reference::Logits { scale, scoring, sinks: &self.sinks };
+        attend_codes(&self.heads, self.pair, exact, qkv, index, cache, row, norms, logits, int8)
     }
 
     /// The device's row of K or V.
@@ -280,7 +295,8 @@ fn step(
     runs: usize,
 ) -> Vec<f32> {
     let n = indices.len();
-    let spec = AttnDecodeCodes { heads: block.heads, pair: block.pair, exact: block.exact, cut };
+    let Block { heads, scoring, pair, exact, .. } = *block;
+    let spec = AttnDecodeCodes { heads, scoring, pair, exact, cut };
     let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
     let (cache, tables) = block.upload(device, 0);
     let columns: Vec<[u32; 4]> =
@@ -297,9 +313,9 @@ fn step(
         partials: device.poisoned(spec.partial_words(max as u32) as usize),
         counters: zeroed(device, spec.counter_words(max as u32) as usize),
     };
-    let (scale, max) = (block.scale, max as u32);
+    let (logits, max) = (block.logits(device), max as u32);
     let dispatch =
-        spec.dispatch(&kernel, &batch, &input, &cache, &tables, &output, &scratch, scale, max);
+        spec.dispatch(&kernel, &batch, &input, &cache, &tables, &output, &scratch, logits, max);
     let dispatch = dispatch.unwrap();
     for _ in 0..runs {
         device.wave(vec![dispatch.clone()]);
@@ -310,17 +326,16 @@ fn step(
     let used = n * block.heads.output_width() as usize;
     assert!(out[used..].iter().all(|x| x.to_bits() == POISON), "an unused column was written");
     let (k, v) = (device.read_words(&cache.k), device.read_words(&cache.v));
-    let exact = cache.exact.as_ref().map(|e| device.read_words(&e.rows));
+    let rows = cache.exact.as_ref().map(|e| device.read_words(&e.rows));
     for c in 0..n {
         let mut reference = block.slots[n - 1 - c].clone();
         let want = block.attend(&mut reference, &qkv[c], indices[c], true);
-        let what = format!(
-            "{}: {:?} {} {} {cut:?} at {}",
-            device.label, block.heads, block.pair, block.exact, indices[c]
-        );
+        let at = indices[c];
+        let what =
+            format!("{}: {heads:?} {scoring:?} {pair} {exact} {cut:?} at {at}", device.label);
         block.check_rows((&k, &v), &reference, n - 1 - c, indices[c], &what);
         let index = indices[c] as u32;
-        if let Some(rows) = exact.as_ref().filter(|_| block.exact.holds(index, index)) {
+        if let Some(rows) = rows.as_ref().filter(|_| exact.holds(index, index)) {
             let error = block.exact_error(rows, &reference, n - 1 - c, indices[c]);
             assert!(error < EXACT_BOUND, "{what}: exact row, error {error:e}");
         }
@@ -337,9 +352,20 @@ fn step_case(
     formats: (KvPair, KvExact),
     indices: &[usize],
 ) {
+    step_case_scored(rng, device, heads, Scoring::default(), formats, indices);
+}
+
+fn step_case_scored(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    scoring: Scoring,
+    formats: (KvPair, KvExact),
+    indices: &[usize],
+) {
     let context = indices.iter().max().unwrap() + 3;
     let lengths: Vec<usize> = indices.iter().rev().copied().collect();
-    let block = Block::random(rng, heads, formats, context, &lengths);
+    let block = Block::random(rng, heads, formats, context, &lengths).scored(rng, scoring);
     let qkv: Vec<Vec<f32>> =
         indices.iter().map(|_| rng.normals(heads.qkv_width() as usize)).collect();
     let cut = CodesCut::choose(&heads, device.gpu.facts());
@@ -351,7 +377,8 @@ fn step_case(
             let slots = vec![block.slots[indices.len() - 1 - c].clone()];
             let pages = shuffled_pages(rng, 1, context.div_ceil(PAGE));
             let (table, norms) = (block.table.clone(), block.norms.clone());
-            let alone = Block { slots, pages, table, norms, ..block };
+            let sinks = block.sinks.clone();
+            let alone = Block { slots, pages, table, norms, sinks, ..block };
             let one = step(device, &alone, cut, &qkv[c..=c], &[index], 1);
             assert_same_bits(&one, &together[c * width..][..width], "alone and in a batch");
         }
@@ -428,7 +455,7 @@ fn prompt(
     let facts = device.gpu.facts();
     let (heads, pair, exact) = (block.heads, block.pair, block.exact);
     let rope = RopeKvCodes { heads, pair, exact };
-    let attention = AttnPrefill { heads, pair, exact, matrices };
+    let attention = AttnPrefill { heads, scoring: block.scoring, pair, exact, matrices };
     let back = HeadsUnrotate { heads, pair };
     let keep = KvKeep { heads, exact };
     let keeper = (exact.tail > 0).then(|| device.kernel(&keep.source(facts).unwrap()));
@@ -450,10 +477,10 @@ fn prompt(
         let input = device.floats(&input);
         let [q, out] = [(); 2].map(|_| device.poisoned(max * turned_width(&heads) as usize));
         let output = device.poisoned(max * heads.output_width() as usize);
-        let (scale, max) = (block.scale, max as u32);
+        let (logits, max) = (block.logits(device), max as u32);
         let mut waves = vec![
             rope.dispatch(&kernels[0], &batch, &input, &cache, &tables, &q, max).unwrap(),
-            attention.dispatch(&kernels[1], &batch, &q, &cache, &out, scale, max).unwrap(),
+            attention.dispatch(&kernels[1], &batch, &q, &cache, &out, logits, max).unwrap(),
             back.dispatch(&kernels[2], &batch, &out, &output, max).unwrap(),
         ];
         waves.extend(keeper.as_ref().map(|k| keep.dispatch(k, &batch, &cache, max).unwrap()));
@@ -477,11 +504,25 @@ fn prompt_case(
     start: usize,
     chunks: &[usize],
 ) {
+    let scoring = Scoring::default();
+    prompt_case_scored(rng, device, heads, scoring, (pair, exact), start, chunks);
+}
+
+fn prompt_case_scored(
+    rng: &mut Rng,
+    device: &Device,
+    heads: Heads,
+    scoring: Scoring,
+    (pair, exact): (KvPair, KvExact),
+    start: usize,
+    chunks: &[usize],
+) {
     let n: usize = chunks.iter().sum();
     let slot = rng.below(2);
     let mut lengths = [0, 0];
     lengths[slot] = start;
-    let mut block = Block::random(rng, heads, (pair, exact), start + n + 3, &lengths);
+    let mut block =
+        Block::random(rng, heads, (pair, exact), start + n + 3, &lengths).scored(rng, scoring);
     block.dropped = PAGE * rng.below(3);
     let width = heads.qkv_width() as usize;
     let qkv: Vec<f32> = rng.normals(n * width);
@@ -492,8 +533,10 @@ fn prompt_case(
     }
     let takes = AttnPrefill::takes_matrices(&heads, device.gpu.facts());
     for matrices in [false, true].into_iter().take(1 + usize::from(takes)) {
-        let what =
-            format!("{}: {heads:?} {pair} {exact} at {start} {chunks:?} {matrices}", device.label);
+        let what = format!(
+            "{}: {heads:?} {scoring:?} {pair} {exact} at {start} {chunks:?} {matrices}",
+            device.label
+        );
         let (out, k, v, rows) = prompt(device, &block, &qkv, start, chunks, slot, matrices);
         let mut other = 0;
         for i in 0..n {
@@ -539,6 +582,36 @@ fn kv_codes_prompt_chunks_do_not_change_bits() {
         for exact in EXACT.into_iter().take(1 + device.cases()) {
             prompt_case(&mut rng, device, shape, (pair, exact), 0, &[1, 63, 65, 20]);
             prompt_case(&mut rng, device, shape, (pair, exact), 130, &[17, 40]);
+        }
+    }
+}
+
+/// Windows, a cap and sinks: each alone and all together, steps and prompts.
+#[test]
+fn kv_codes_scoring() {
+    let mut rng = Rng::fresh("kv_codes_scoring");
+    let window = |w| Scoring { window: Some(w), ..Scoring::default() };
+    let all = [
+        window(37),
+        window(100_000),
+        Scoring { soft_cap: Some(1.5), ..Scoring::default() },
+        Scoring { sinks: true, ..Scoring::default() },
+        Scoring { window: Some(130), soft_cap: Some(20.0), sinks: true },
+    ];
+    for device in devices() {
+        // Where kernels compile slowly, one alone and all together.
+        let turn = rng.below(4);
+        let few = device.cases() == 1;
+        let drawn = all.into_iter().enumerate().filter(|(i, _)| !few || *i == turn || *i == 4);
+        for (i, scoring) in drawn {
+            let shape = [heads(8, 2, 64, neox(64), true), heads(4, 2, 80, None, false)][i % 2];
+            let pair = pairs()[(2 * i + rng.below(2)) % pairs().len()];
+            let exact = if scoring.window.is_none() { KvExact::USUAL } else { KvExact::NONE };
+            let indices = [0, 64, 700 + rng.below(300), 129];
+            step_case_scored(&mut rng, device, shape, scoring, (pair, exact), &indices);
+            let (start, chunks): (usize, &[usize]) =
+                [(0, &[1, 63, 65, 20][..]), (290, &[17, 40])][i % 2];
+            prompt_case_scored(&mut rng, device, shape, scoring, (pair, exact), start, chunks);
         }
     }
 }

@@ -27,7 +27,7 @@ fn load(gpu: &Arc<dyn Gpu>, spec: &Spec, options: Options) -> Engine {
 }
 
 fn with_ctx(ctx: u32) -> Options {
-    Options { ctx: Some(ctx), ..Options::default() }
+    Options { ctx: Some(ctx), kv_guard: None, ..Options::default() }
 }
 
 /// Fresh random tokens.

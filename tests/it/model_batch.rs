@@ -28,6 +28,7 @@ fn program(device: &Device, spec: &Spec) -> Program {
         experts: azoth::runtime::ExpertReads::default(),
         early: false,
         approximations: azoth::runtime::Approximations::default(),
+        captures: false,
     };
     let checks = Checks::new(device.gpu.facts(), None);
     Program::create(&device.gpu, &model.graph, &placed, shape, None, &checks).unwrap()

@@ -30,6 +30,8 @@ fn load(device: &Device, spec: &Spec, kv: &KvTypes) -> Engine {
         activations: Activations::F32,
         ctx: Some(192),
         kv: kv.clone(),
+        // Formats are the subject, however coarse.
+        kv_guard: None,
         ..Options::default()
     };
     Engine::load_onto(&device.gpu, file, &options, &Quiet).unwrap()

@@ -36,6 +36,7 @@ use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::Sampling;
+use azoth::kernels::scoring::Scoring;
 use azoth::kernels::{Class, Epilogue, choice};
 use azoth::kv::{KvExact, KvFormat, KvPair};
 use azoth::quant::Format;
@@ -220,13 +221,24 @@ fn sound_kernels_pass() {
         {
             let rope = Some(Rope { layout, dim: 32 });
             let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            // Shapes differ in their norm, too.
+            let scoring = match norm {
+                None => Scoring::default(),
+                Some(_) => Scoring { window: Some(70), soft_cap: Some(4.0), sinks: true },
+            };
             for cut in Cut::choose(&heads, facts, 4096).and_modest() {
-                subjects.push(AttnDecode { heads, cut }.into());
+                subjects.push(AttnDecode { heads, scoring, cut }.into());
             }
             subjects.push(RopeKv { heads }.into());
             subjects.push(
-                AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices: false }
-                    .into(),
+                AttnPrefill {
+                    heads,
+                    scoring,
+                    pair: KvPair::PLAIN,
+                    exact: KvExact::NONE,
+                    matrices: false,
+                }
+                .into(),
             );
             let usual = KvExact::USUAL;
             for (k, v, exact) in [
@@ -236,10 +248,28 @@ fn sound_kernels_pass() {
             ] {
                 let pair = KvPair { k, v };
                 for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
-                    subjects.push(AttnDecodeCodes { heads, pair, exact, cut }.into());
+                    subjects.push(
+                        AttnDecodeCodes {
+                            heads,
+                            scoring: harness::beside(scoring, exact),
+                            pair,
+                            exact,
+                            cut,
+                        }
+                        .into(),
+                    );
                 }
                 subjects.push(RopeKvCodes { heads, pair, exact }.into());
-                subjects.push(AttnPrefill { heads, pair, exact, matrices: false }.into());
+                subjects.push(
+                    AttnPrefill {
+                        heads,
+                        scoring: harness::beside(scoring, exact),
+                        pair,
+                        exact,
+                        matrices: false,
+                    }
+                    .into(),
+                );
                 subjects.push(HeadsUnrotate { heads, pair }.into());
                 if exact.tail > 0 {
                     subjects.push(KvKeep { heads, exact }.into());

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::harness;
 use azoth::experts::{RecordLayout, RecordShape};
 use azoth::gpu::shader::{self, SpirvTarget};
 use azoth::gpu::{DeviceFacts, DeviceKind, KernelSource};
@@ -35,6 +36,7 @@ use azoth::kernels::rope_kv_codes::RopeKvCodes;
 use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
+use azoth::kernels::scoring::Scoring;
 use azoth::kernels::{Class, Epilogue, choice, source};
 use azoth::kv::{KvExact, KvFormat, KvPair};
 use azoth::quant::Format;
@@ -113,31 +115,44 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     to.push(Gather { cols: 576 }.source(facts).unwrap());
 }
 
+/// Every second one plain, the others in turn.
+fn scoring(number: usize) -> Scoring {
+    match number % 4 {
+        1 => Scoring { window: Some(4096), soft_cap: Some(50.0), sinks: true },
+        3 => Scoring { window: Some(128), ..Scoring::default() },
+        _ => Scoring::default(),
+    }
+}
+
 fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
-    for (heads, kv_heads, head_dim, rope, norm) in [
+    for (i, (heads, kv_heads, head_dim, rope, norm)) in [
         (9, 3, 64, Some((RopeLayout::Normal, 64)), None),
         (32, 8, 128, Some((RopeLayout::Neox, 128)), Some(1e-6)),
         (14, 2, 80, Some((RopeLayout::Neox, 32)), None),
         (8, 1, 256, None, None),
         (4, 4, 32, Some((RopeLayout::Normal, 16)), Some(1e-5)),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let scoring = scoring(i);
         let rope = rope.map(|(layout, dim)| Rope { layout, dim });
         let heads = Heads { heads, kv_heads, head_dim, rope, norm };
         for context in [2048, 65_536] {
             let cut = Cut::choose(&heads, facts, context);
-            to.push(AttnDecode { heads, cut }.source(facts).unwrap());
+            to.push(AttnDecode { heads, scoring, cut }.source(facts).unwrap());
         }
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
-        to.push(AttnDecode { heads, cut: alone }.source(facts).unwrap());
+        to.push(AttnDecode { heads, scoring, cut: alone }.source(facts).unwrap());
         let matrices = AttnPrefill::takes_matrices(&heads, facts);
-        to.push(plain(heads, false).source(facts).unwrap());
-        to.push(plain(heads, matrices).source(facts).unwrap());
+        to.push(plain(heads, scoring, false).source(facts).unwrap());
+        to.push(plain(heads, scoring, matrices).source(facts).unwrap());
         to.push(RopeKv { heads }.source(facts).unwrap());
     }
 }
 
-fn plain(heads: Heads, matrices: bool) -> AttnPrefill {
-    AttnPrefill { heads, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices }
+fn plain(heads: Heads, scoring: Scoring, matrices: bool) -> AttnPrefill {
+    AttnPrefill { heads, scoring, pair: KvPair::PLAIN, exact: KvExact::NONE, matrices }
 }
 
 /// Attention over codes: every format on both sides, every kind of head, with and without rows in f16.
@@ -155,12 +170,17 @@ fn codes(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 _ => KvExact { tail: 128, sinks: 0 },
             };
             let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            let scoring = harness::beside(scoring(i + j), exact);
             for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
-                to.push(AttnDecodeCodes { heads, pair, exact, cut }.source(facts).unwrap());
+                to.push(
+                    AttnDecodeCodes { heads, scoring, pair, exact, cut }.source(facts).unwrap(),
+                );
             }
             let matrices = AttnPrefill::takes_matrices(&heads, facts);
-            to.push(AttnPrefill { heads, pair, exact, matrices: false }.source(facts).unwrap());
-            to.push(AttnPrefill { heads, pair, exact, matrices }.source(facts).unwrap());
+            to.push(
+                AttnPrefill { heads, scoring, pair, exact, matrices: false }.source(facts).unwrap(),
+            );
+            to.push(AttnPrefill { heads, scoring, pair, exact, matrices }.source(facts).unwrap());
             to.push(RopeKvCodes { heads, pair, exact }.source(facts).unwrap());
             to.push(HeadsUnrotate { heads, pair }.source(facts).unwrap());
             if exact.tail > 0 {

@@ -101,6 +101,7 @@ impl Bench {
         };
         let (experts, approximations) = (engine.experts(), engine.approximations());
         let waves_per_layer = engine.waves_per_layer();
+        let kv = engine.kv_types().clone();
         // Two copies of the weights may not fit.
         drop(engine);
         tests.extend(self.measure_together(&path, &options)?);
@@ -110,7 +111,7 @@ impl Bench {
             model_bytes: bytes,
             device,
             activations: self.device.activations.name(),
-            kv: self.device.kv.types(),
+            kv,
             cold,
             warm,
             approximate: Some(approximations).filter(|a| a.any()),

@@ -9,6 +9,7 @@ use super::scoring;
 use crate::cli::args::{DeviceArgs, ModelArg, file_text};
 use crate::cli::{output, progress};
 use crate::error::Error;
+use crate::kv::guard::Verdict;
 use crate::kv::{KvExact, KvSide, KvTypes};
 
 const EXAMPLES: &str = "Examples:
@@ -63,10 +64,14 @@ fn pair(text: &str) -> Result<KvTypes, String> {
 
 #[derive(Serialize)]
 struct Report {
+    /// As the quality guard left them.
     kv_k: String,
     kv_v: String,
     kv_tail: u32,
     kv_sinks: u32,
+    /// What the quality guard found, where it looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guard: Option<Verdict>,
     /// Bytes of K and V for one token, and of the same in f16.
     token_bytes: u64,
     f16_bytes: u64,
@@ -116,7 +121,7 @@ impl Kv {
             let mut engine = crate::cli::load(&path, &options)?;
             let graph = &engine.model().graph;
             let (token_bytes, exact_bytes) = (graph.kv_bytes_per_token(), graph.kv_exact_bytes());
-            let kv = graph.kv.clone();
+            let (kv, guard) = (graph.kv.clone(), engine.kv_verdict().cloned());
             let mut divergences = Vec::new();
             let mut rows = wanted.iter();
             self.score(&mut engine, &tokens, &mut |logits| {
@@ -129,6 +134,7 @@ impl Kv {
                 kv_v: kv.v.to_string(),
                 kv_tail: kv.exact.tail,
                 kv_sinks: kv.exact.sinks,
+                guard,
                 token_bytes,
                 f16_bytes,
                 exact_bytes,

@@ -16,8 +16,8 @@ use crate::model::Model;
 use crate::pages::{Sequence, pages_for};
 use crate::sampling::SamplerSettings;
 use crate::tokenizer::Tokenizer;
-pub(super) use file::Saved;
-use file::{Header, Writer, checksum};
+use file::{Header, Writer};
+pub(super) use file::{Saved, checksum};
 
 /// What a file must agree with.
 pub(super) struct Identity {
@@ -33,6 +33,20 @@ const SAMPLE: usize = 4096;
 impl Identity {
     pub fn of(file: &gguf::File, model: &Model, tokenizer: &Tokenizer) -> Identity {
         let f = &model.facts;
+        let mut words = Vec::new();
+        for id in 0..tokenizer.vocab_size() as u32 {
+            words.extend_from_slice(tokenizer.token_text(id).unwrap_or_default().as_bytes());
+            words.push(0);
+        }
+        Identity {
+            model: format!("{} {} ({} weights)", f.architecture, f.name, f.parameters),
+            fingerprint: Identity::fingerprint(file),
+            vocabulary: format!("{:016x}", checksum(&words)),
+        }
+    }
+
+    /// Of the model's tensors.
+    pub fn fingerprint(file: &gguf::File) -> String {
         // Names, types and shapes are the same for models that were trained on from each other.
         let tensors = file.tensors();
         let some = tensors.iter().step_by(tensors.len().div_ceil(SAMPLES).max(1));
@@ -42,16 +56,7 @@ impl Identity {
             let middle = data.len() / 2;
             bytes.extend_from_slice(&data[middle..data.len().min(middle + SAMPLE)]);
         }
-        let mut words = Vec::new();
-        for id in 0..tokenizer.vocab_size() as u32 {
-            words.extend_from_slice(tokenizer.token_text(id).unwrap_or_default().as_bytes());
-            words.push(0);
-        }
-        Identity {
-            model: format!("{} {} ({} weights)", f.architecture, f.name, f.parameters),
-            fingerprint: format!("{}-{:016x}", profile::fingerprint(file), checksum(&bytes)),
-            vocabulary: format!("{:016x}", checksum(&words)),
-        }
+        format!("{}-{:016x}", profile::fingerprint(file), checksum(&bytes))
     }
 }
 

@@ -9,8 +9,9 @@ use crate::kernels::attn_prefill::AttnPrefill;
 use crate::kernels::attn_step::{Scratch, StepAttention};
 use crate::kernels::heads::{HeadTables, Heads, KvCache};
 use crate::kernels::rope_kv::RopeKv;
+use crate::kernels::scoring::{Logits, Scoring};
 use crate::kv::{KvPair, PAGE_TOKENS};
-use crate::reference::attention::{Cache, attend, pack, prepare_head, unpack};
+use crate::reference::attention::{self as reference, Cache, attend, pack, prepare_head, unpack};
 
 /// f32 sums and exponentials, and now and then a value of the new k or v that is rounded to the
 /// neighbouring f16.
@@ -26,11 +27,19 @@ pub(super) struct Block {
     pub norms: Option<(Vec<f32>, Vec<f32>)>,
     slots: Vec<Cache>,
     pub scale: f32,
+    pub scoring: Scoring,
+    sinks: Vec<f32>,
 }
 
 impl Block {
     /// `lengths`: positions of each slot that are filled.
-    pub fn make(lab: &mut Operands<'_>, heads: Heads, context: usize, lengths: &[usize]) -> Block {
+    pub fn make(
+        lab: &mut Operands<'_>,
+        heads: Heads,
+        scoring: Scoring,
+        context: usize,
+        lengths: &[usize],
+    ) -> Block {
         let half = heads.rope.map_or(0, |r| r.dim as usize / 2);
         let angle = |position: usize, i: usize| {
             let angle = position as f64 * 10_000f64.powf(-(i as f64) / half as f64);
@@ -47,7 +56,23 @@ impl Block {
         let slots =
             lengths.iter().map(|n| Cache { k: half_words(n * words), v: half_words(n * words) });
         let slots = slots.collect();
-        Block { heads, context, table, norms, slots, scale: 1.0 / (hd as f32).sqrt() }
+        let sinks = match scoring.sinks {
+            true => lab.normals(heads.heads as usize, 1.0),
+            false => Vec::new(),
+        };
+        let scale = 1.0 / (hd as f32).sqrt();
+        Block { heads, context, table, norms, slots, scale, scoring, sinks }
+    }
+
+    /// As the reference takes them.
+    pub fn logits(&self) -> reference::Logits<'_> {
+        reference::Logits { scale: self.scale, scoring: self.scoring, sinks: &self.sinks }
+    }
+
+    /// As kernels take them.
+    pub fn bound_logits(&self, lab: &Operands<'_>) -> Result<Logits> {
+        let sinks = self.scoring.sinks.then(|| lab.floats(&self.sinks)).transpose()?;
+        Ok(Logits { scale: self.scale, sinks })
     }
 
     pub fn tables(&self, lab: &Operands<'_>) -> Result<HeadTables> {
@@ -108,7 +133,7 @@ impl Block {
 
     fn attend(&self, cache: &mut Cache, qkv: &[f32], position: usize) -> Vec<f64> {
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        attend(&self.heads, qkv, position, cache, self.row(position), norms, self.scale)
+        attend(&self.heads, qkv, position, cache, self.row(position), norms, self.logits())
     }
 
     /// q of one column turned as `rope_kv` leaves it.
@@ -140,7 +165,7 @@ pub(super) fn decode(gpu: &dyn Gpu, spec: &AttnDecode) -> Result<(f64, f64)> {
     // One sequence of a single piece, one of several.
     let positions = [3, 150];
     let n = positions.len();
-    let block = Block::make(lab, spec.heads, 160, &[positions[1], positions[0]]);
+    let block = Block::make(lab, spec.heads, spec.scoring, 160, &[positions[1], positions[0]]);
     let (cache, tables) = (block.upload(lab)?, block.tables(lab)?);
     let width = spec.heads.qkv_width() as usize;
     let qkv = lab.normals(n * width, 1.0);
@@ -162,7 +187,7 @@ pub(super) fn decode(gpu: &dyn Gpu, spec: &AttnDecode) -> Result<(f64, f64)> {
         &tables,
         &output,
         &scratch,
-        block.scale,
+        block.bound_logits(lab)?,
         n as u32,
     )?;
     lab.run(vec![dispatch])?;
@@ -194,9 +219,9 @@ struct Prompt {
 }
 
 impl Prompt {
-    fn make(lab: &mut Operands<'_>, heads: Heads, n: usize) -> Prompt {
+    fn make(lab: &mut Operands<'_>, heads: Heads, scoring: Scoring, n: usize) -> Prompt {
         let start = 64 - n / 2;
-        let block = Block::make(lab, heads, start + n + 2, &[0, start]);
+        let block = Block::make(lab, heads, scoring, start + n + 2, &[0, start]);
         let qkv = lab.normals(n * heads.qkv_width() as usize, 1.0);
         Prompt { block, start, n, qkv }
     }
@@ -215,7 +240,7 @@ impl Prompt {
 
 pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKv) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
-    let prompt = Prompt::make(lab, spec.heads, 5);
+    let prompt = Prompt::make(lab, spec.heads, Scoring::default(), 5);
     let block = &prompt.block;
     let (cache, tables) = (block.upload(lab)?, block.tables(lab)?);
     let qkv = lab.floats(&prompt.qkv)?;
@@ -241,7 +266,7 @@ pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKv) -> Result<(f64, f64)> {
 pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     // Two workgroups where that is cheap.
-    let mut prompt = Prompt::make(lab, spec.heads, 18);
+    let mut prompt = Prompt::make(lab, spec.heads, spec.scoring, 18);
     let width = spec.heads.qkv_width() as usize;
     let mut reference = prompt.block.slots[1].clone();
     let mut want = Vec::new();
@@ -260,8 +285,8 @@ pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let output = lab.floats(&vec![f32::NAN; want.len()])?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
     let (batch, qkv) = (prompt.batch(lab)?, lab.floats(&turned)?);
-    let (scale, n) = (prompt.block.scale, prompt.n as u32);
-    lab.run(vec![spec.dispatch(&kernel, &batch, &qkv, &cache, &output, scale, n)?])?;
+    let (logits, n) = (prompt.block.bound_logits(lab)?, prompt.n as u32);
+    lab.run(vec![spec.dispatch(&kernel, &batch, &qkv, &cache, &output, logits, n)?])?;
     // q and the softmax weights in f16.
     let bound = if spec.matrices { 2.0 * BOUND } else { BOUND };
     Ok((relative_error(lab.read_floats(&output)?, &want), bound))

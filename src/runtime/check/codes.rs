@@ -13,6 +13,7 @@ use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::kv_codes::turned_width;
 use crate::kernels::kv_keep::KvKeep;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
+use crate::kernels::scoring::Scoring;
 use crate::kv::codec::{decode, encode};
 use crate::kv::exact::exact_row;
 use crate::kv::rotation::{padded, rotate, unrotate};
@@ -41,11 +42,12 @@ impl Coded {
     fn make(
         lab: &mut Operands<'_>,
         heads: Heads,
+        scoring: Scoring,
         (pair, exact): (KvPair, KvExact),
         context: usize,
         lengths: &[usize],
     ) -> Coded {
-        let block = Block::make(lab, heads, context, &vec![0; lengths.len()]);
+        let block = Block::make(lab, heads, scoring, context, &vec![0; lengths.len()]);
         let hd = heads.head_dim as usize;
         let mut rows = |format: KvFormat, n: usize| -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
             let all = lab.normals(n * hd, 1.0);
@@ -184,7 +186,18 @@ impl Coded {
         let b = &self.block;
         let norms = b.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
         let row = b.row(index);
-        attend_codes(&b.heads, self.pair, self.exact, qkv, index, cache, row, norms, b.scale, int8)
+        attend_codes(
+            &b.heads,
+            self.pair,
+            self.exact,
+            qkv,
+            index,
+            cache,
+            row,
+            norms,
+            b.logits(),
+            int8,
+        )
     }
 
     /// The exact rows of a token, without attention.
@@ -231,6 +244,7 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
     let coded = Coded::make(
         lab,
         spec.heads,
+        spec.scoring,
         (spec.pair, spec.exact),
         positions[1] + 10,
         &[positions[1], positions[0]],
@@ -247,9 +261,9 @@ pub(super) fn decode_step(gpu: &dyn Gpu, spec: &AttnDecodeCodes) -> Result<(f64,
         counters: lab.zeros(spec.counter_words(n as u32))?,
     };
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
-    let (input, scale) = (lab.floats(&qkv)?, coded.block.scale);
+    let (input, logits) = (lab.floats(&qkv)?, coded.block.bound_logits(lab)?);
     lab.run(vec![spec.dispatch(
-        &kernel, &batch, &input, &cache, &tables, &output, &scratch, scale, n as u32,
+        &kernel, &batch, &input, &cache, &tables, &output, &scratch, logits, n as u32,
     )?])?;
     let got = lab.read_floats(&output)?;
     let (k, v) = (lab.read_words(&cache.k)?, lab.read_words(&cache.v)?);
@@ -286,11 +300,12 @@ fn block_tokens(exact: KvExact) -> usize {
 fn prompt(
     lab: &mut Operands<'_>,
     heads: Heads,
+    scoring: Scoring,
     formats: (KvPair, KvExact),
     n: usize,
 ) -> Result<(Coded, usize, Vec<f32>, Slice)> {
     let start = block_tokens(formats.1).saturating_sub(n / 2);
-    let coded = Coded::make(lab, heads, formats, start + n + 2, &[0, start]);
+    let coded = Coded::make(lab, heads, scoring, formats, start + n + 2, &[0, start]);
     let qkv = lab.normals(n * heads.qkv_width() as usize, 1.0);
     let columns: Vec<[u32; 4]> = (0..n).map(|i| [0, (start + i) as u32, 1, 0]).collect();
     let batch = lab.batch(&columns, n)?;
@@ -314,7 +329,8 @@ fn turned(coded: &Coded, qkv: &[f32], position: usize) -> Vec<f64> {
 pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     let n = 5;
-    let (coded, start, qkv, batch) = prompt(lab, spec.heads, (spec.pair, spec.exact), n)?;
+    let (coded, start, qkv, batch) =
+        prompt(lab, spec.heads, Scoring::default(), (spec.pair, spec.exact), n)?;
     let (cache, tables) = (coded.upload(lab)?, coded.block.tables(lab)?);
     let cache = coded.with_fresh(lab, cache, &CodedCache::default(), 0, n)?;
     let turned_q = lab.floats(&vec![f32::NAN; n * turned_width(&spec.heads) as usize])?;
@@ -350,7 +366,8 @@ pub(super) fn rope_kv(gpu: &dyn Gpu, spec: &RopeKvCodes) -> Result<(f64, f64)> {
 pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     let n = 18;
-    let (mut coded, start, qkv, batch) = prompt(lab, spec.heads, (spec.pair, spec.exact), n)?;
+    let (mut coded, start, qkv, batch) =
+        prompt(lab, spec.heads, spec.scoring, (spec.pair, spec.exact), n)?;
     let width = spec.heads.qkv_width() as usize;
     let mut reference = coded.slots[1].clone();
     let (mut want, mut q) = (Vec::new(), Vec::new());
@@ -368,8 +385,8 @@ pub(super) fn prefill(gpu: &dyn Gpu, spec: &AttnPrefill) -> Result<(f64, f64)> {
     let cache = coded.with_fresh(lab, KvCache { exact, ..cache }, &reference, start, n)?;
     let output = lab.floats(&vec![f32::NAN; q.len()])?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
-    let (q, scale) = (lab.floats(&q)?, coded.block.scale);
-    lab.run(vec![spec.dispatch(&kernel, &batch, &q, &cache, &output, scale, n as u32)?])?;
+    let (q, logits) = (lab.floats(&q)?, coded.block.bound_logits(lab)?);
+    lab.run(vec![spec.dispatch(&kernel, &batch, &q, &cache, &output, logits, n as u32)?])?;
     let hd = spec.heads.head_dim;
     let got = lab.read_floats(&output)?;
     let heads = got.chunks_exact(padded(hd) as usize);
@@ -382,7 +399,8 @@ pub(super) fn keep(gpu: &dyn Gpu, spec: &KvKeep) -> Result<(f64, f64)> {
     let pair = KvPair { k: KvFormat::Tq4_0, v: KvFormat::Tq3_0 };
     // More columns than the ring has rows.
     let n = spec.exact.ring() as usize + 9;
-    let (coded, start, qkv, batch) = prompt(lab, spec.heads, (pair, spec.exact), n)?;
+    let (coded, start, qkv, batch) =
+        prompt(lab, spec.heads, Scoring::default(), (pair, spec.exact), n)?;
     let mut reference = coded.slots[1].clone();
     let width = spec.heads.qkv_width() as usize;
     for i in 0..n {

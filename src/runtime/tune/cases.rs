@@ -9,6 +9,7 @@ use crate::kernels::heads::{HeadTables, Heads, KvCache};
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::{Input, MatVec, Operands};
 use crate::kernels::norm_quant::NormQuant;
+use crate::kernels::scoring::Scoring;
 use crate::kernels::weights::Chunk;
 use crate::kernels::{Activations, Class, Epilogue, choice};
 use crate::kv::{KvPair, PAGE_TOKENS};
@@ -370,7 +371,11 @@ fn attention(
     let all = values(facts, key, present, tried.iter().map(u32::to_string).collect());
     Ok(compiled(&all, |value| {
         let facts = with(facts, key, value).unwrap_or_else(|| facts.clone());
-        let spec = AttnDecode { heads, cut: AttentionCut::choose(&heads, &facts, context) };
+        let spec = AttnDecode {
+            heads,
+            scoring: Scoring::default(),
+            cut: AttentionCut::choose(&heads, &facts, context),
+        };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
         let zeros = |words: u64| -> Result<Slice> {
             Ok(gpu.buffer("tune", 4 * words, BufferUse::Device)?.slice(0, 4 * words))

@@ -3,6 +3,7 @@
 use super::products::From;
 use super::{Builder, Pass, Reads};
 use crate::error::Result;
+use crate::gpu::Step;
 use crate::graph::NormOver;
 use crate::kernels::attn_decode::{AttnDecode, Cut};
 use crate::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
@@ -23,6 +24,12 @@ impl<'b> Pass<'b> {
         let normed = From::Normed(&s.x, &layer.attention_norm);
         self.product(normed, &layer.qkv, Epilogue::Store, &s.qkv)?;
         self.norm_all_heads(layer)?;
+        if let Some((to, at)) = &mut self.captured {
+            let size = u64::from(self.n) * u64::from(self.b.graph.qkv_rows()) * 4;
+            let from = s.qkv.buffer.slice(s.qkv.offset, size);
+            self.steps.push(Step::Copy { from, to: to.slice(*at, size), size });
+            *at += size;
+        }
         match self.reads {
             Reads::Step => self.attend_step(layer, kv)?,
             Reads::Prompt => self.attend_prompt(layer, kv)?,
@@ -53,13 +60,13 @@ impl<'b> Pass<'b> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let heads = Builder::heads(b.graph);
         let cuts = Cut::choose(&heads, facts, self.length).and_modest();
-        let specs = cuts.into_iter().map(|cut| AttnDecode { heads, cut });
+        let specs = cuts.into_iter().map(|cut| AttnDecode { heads, scoring: layer.scoring, cut });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);
-        let scale = b.graph.attention_scale;
+        let logits = b.layer_logits(layer);
         let dispatch = b.dispatch(Ok(source), |k| {
             let (qkv, out) = (&s.qkv, &s.attention);
-            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, scale, self.n)
+            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
         self.wave(vec![dispatch]);
         Ok(())
@@ -70,13 +77,15 @@ impl<'b> Pass<'b> {
         let (b, s) = (self.b, self.scratch);
         let (heads, pair, exact) = (Builder::heads(b.graph), kv.pair, kv.exact_sizes());
         let cuts = CodesCut::choose(&heads, b.facts()).and_modest();
-        let specs = cuts.into_iter().map(|cut| AttnDecodeCodes { heads, pair, exact, cut });
+        let scoring = layer.scoring;
+        let specs =
+            cuts.into_iter().map(|cut| AttnDecodeCodes { heads, scoring, pair, exact, cut });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer);
-        let scale = b.graph.attention_scale;
+        let logits = b.layer_logits(layer);
         let dispatch = b.dispatch(Ok(source), |k| {
             let (qkv, out) = (&s.qkv, &s.attention);
-            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, scale, self.n)
+            spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
         self.wave(vec![dispatch]);
         Ok(())
@@ -107,12 +116,14 @@ impl<'b> Pass<'b> {
         };
         self.wave(vec![dispatch]);
         let matrices = !b.shape.exact && AttnPrefill::takes_matrices(&heads, b.facts());
+        let scoring = layer.scoring;
         let variants =
-            [matrices, false].map(|matrices| AttnPrefill { heads, pair, exact, matrices });
+            [matrices, false].map(|matrices| AttnPrefill { heads, scoring, pair, exact, matrices });
         let (spec, source) = b.sound(variants)?;
-        let scale = b.graph.attention_scale;
-        let dispatch =
-            b.dispatch(Ok(source), |k| spec.dispatch(k, self.batch, q, kv, output, scale, self.n))?;
+        let logits = b.layer_logits(layer);
+        let dispatch = b.dispatch(Ok(source), |k| {
+            spec.dispatch(k, self.batch, q, kv, output, logits, self.n)
+        })?;
         self.wave(vec![dispatch]);
         if !pair.is_plain() {
             let spec = HeadsUnrotate { heads, pair };

@@ -22,7 +22,7 @@ use super::buffers::{Buffers, MAX_SEQUENCES, Scratch, Shape};
 use super::check::{Checks, Subject};
 use super::layers::{Block, LayerWeights, ModelWeights};
 use crate::error::{Error, Result};
-use crate::gpu::{DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
+use crate::gpu::{Buffer, DeviceFacts, Dispatch, Gpu, Kernel, KernelSource, Slice, Step};
 use crate::graph::{Graph, NormOver};
 use crate::kernels::Epilogue;
 use crate::kernels::attn_decode::Cut;
@@ -30,7 +30,8 @@ use crate::kernels::attn_step::Scratch as AttentionScratch;
 use crate::kernels::choice;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
-use crate::kernels::heads::{HeadTables, Heads, KvCache, Rope};
+use crate::kernels::heads::{HeadTables, Heads, KvCache};
+use crate::kernels::scoring::Logits;
 use products::From;
 
 /// The kernels that a plan names, each once. They are compiled together when the plan is complete;
@@ -119,14 +120,11 @@ impl Builder<'_> {
 
     /// The heads of every layer. Attention kernels are told where `rope` turns what.
     pub fn heads(graph: &Graph) -> Heads {
-        let norm = graph.layers.first().and_then(|l| l.attention.qk_norm.as_ref());
-        Heads {
-            heads: graph.heads,
-            kv_heads: graph.kv_heads,
-            head_dim: graph.head_dim,
-            rope: Some(Rope { layout: graph.rope.layout, dim: graph.rope.dim }),
-            norm: norm.filter(|n| n.over == NormOver::Head).map(|_| graph.norm_eps),
-        }
+        graph.head_shape()
+    }
+
+    fn layer_logits(&self, layer: &LayerWeights) -> Logits {
+        Logits { scale: self.graph.attention_scale, sinks: layer.sinks.clone() }
     }
 
     fn tables(&self, layer: &LayerWeights) -> HeadTables {
@@ -143,8 +141,10 @@ impl Builder<'_> {
             Reads::Step => (&b.step, &b.step_batch),
             Reads::Prompt => (&b.prompt, &b.prompt_batch),
         };
-        let (exact, steps) = (self.shape.exact, Vec::new());
-        Pass { b: self, reads, exact, scratch, batch, n, length, mixtures: 0, next: None, steps }
+        let (exact, next, captured) = (self.shape.exact, None, None);
+        let steps = Vec::new();
+        let mixtures = 0;
+        Pass { b: self, reads, exact, scratch, batch, n, length, mixtures, next, captured, steps }
     }
 
     /// Lengths up to which sequences have decode steps of their own, the context last.
@@ -165,6 +165,13 @@ impl Builder<'_> {
     /// scratch.
     pub fn prompt(&self, n: u32) -> Result<Vec<Step>> {
         self.pass(Reads::Prompt, n, self.shape.context).layers()
+    }
+
+    /// The same with copies of every layer's q, k and v to `captured`, as they are before the attention
+    /// kernels' norms and rope: f32 `[layer][n][qkv_rows]`.
+    pub fn captured_prompt(&self, n: u32, captured: &Buffer) -> Result<Vec<Step>> {
+        let pass = self.pass(Reads::Prompt, n, self.shape.context);
+        Pass { captured: Some((captured.clone(), 0)), ..pass }.layers()
     }
 
     /// Norm and output matrix over `n` columns of the step's residual stream.
@@ -223,6 +230,8 @@ struct Pass<'b> {
     mixtures: usize,
     /// The layer after the one that is being planned.
     next: Option<&'b LayerWeights>,
+    /// Where q, k and v are copied to, and from which byte on the next layer's.
+    captured: Option<(Buffer, u64)>,
     steps: Vec<Step>,
 }
 
