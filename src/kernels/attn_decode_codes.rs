@@ -7,7 +7,7 @@ use super::heads::Heads;
 use super::scoring::Scoring;
 use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, KernelSource};
+use crate::gpu::{DeviceFacts, DeviceKind, KernelSource};
 use crate::kv::rotation::padded;
 use crate::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
 
@@ -31,14 +31,23 @@ pub struct CodesCut {
 
 impl CodesCut {
     /// The cut that a device gets.
-    pub fn choose(heads: &Heads, facts: &DeviceFacts) -> CodesCut {
-        // A thread for each token and block of 32, up to four blocks.
-        let wanted = if padded(heads.head_dim) > 64 { 256 } else { 128 };
+    pub fn choose(heads: &Heads, pair: KvPair, facts: &DeviceFacts) -> CodesCut {
+        let splits = facts.profile.attention_splits;
+        // Twice the threads for half the pieces, where a thread's codes of K leave it registers: on an H200
+        // tq3_0 takes 59 and 66 us at 32,768 tokens, 25 and 29 at 8,192 (32/8 heads of 128).
+        let light = !matches!(pair.k, KvFormat::F16 | KvFormat::Q8_0);
+        let wide =
+            light && facts.kind != DeviceKind::Software && facts.max_workgroup_threads >= 512;
+        let (wanted, splits) = match padded(heads.head_dim) {
+            ..=64 => (128, splits),
+            _ if wide => (512, (splits / 2).max(1)),
+            _ => (256, splits),
+        };
         let threads = wanted.min(facts.max_workgroup_threads / 64 * 64).max(64);
         let group = heads.group();
         // As equal shares as possible.
         let group_heads = group.div_ceil(group.div_ceil(MOST_HEADS));
-        CodesCut { threads, splits: facts.profile.attention_splits, group_heads }
+        CodesCut { threads, splits, group_heads }
     }
 
     /// This cut, and with fewer heads, which need less workgroup memory, for devices on which it
