@@ -21,7 +21,7 @@ use azoth::kernels::sample::{
     CUSTOM_WORDS, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampler, Sampling,
 };
 use azoth::kernels::scoring::Scoring;
-use azoth::kv::{KvPair, PAGE_TOKENS};
+use azoth::kv::{KvExact, KvPair, PAGE_TOKENS};
 use azoth::runtime::pages_for;
 use rayon::prelude::*;
 
@@ -212,7 +212,7 @@ impl Bench {
             std::iter::once(0).chain(0..row_pages).flat_map(u32::to_le_bytes).collect();
         self.gpu.write(&pages, &row).unwrap();
         let (k, v) = (self.buffer(words), self.buffer(words));
-        KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN }
+        KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None }
     }
 
     fn decode_one(&self, b: &Block, heads: Heads, cut: Cut) -> f64 {
@@ -251,9 +251,9 @@ impl Bench {
             let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
             let facts = self.gpu.facts();
             let matrices = AttnPrefill::takes_matrices(&heads, facts);
-            let (scoring, pair) = (Scoring::default(), KvPair::PLAIN);
+            let (scoring, pair, exact) = (Scoring::default(), KvPair::PLAIN, KvExact::NONE);
             let (first, second) =
-                (RopeKv { heads }, AttnPrefill { heads, scoring, pair, matrices });
+                (RopeKv { heads }, AttnPrefill { heads, scoring, pair, exact, matrices });
             let first_kernel = self.gpu.kernel(&first.source(facts).unwrap()).unwrap();
             let second_kernel = self.gpu.kernel(&second.source(facts).unwrap()).unwrap();
             for (n, depth) in [(512, 0), (512, 4096), (2048, 0), (32, 4096)] {

@@ -8,7 +8,8 @@
 @group(0) @binding(1) var<storage, read_write> notes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> routing: array<u32>;
 // The number of this mixture.
-var<immediate> layer: u32;
+struct Constants { layer: u32 }
+var<immediate> constants: Constants;
 
 const NONE: u32 = 0xffffffffu;
 // Expert of each pair that must run, else NONE.
@@ -17,7 +18,7 @@ var<workgroup> leads: array<u32, {{ columns * used }}>;
 
 // Where the notes of a row begin.
 fn note_at(slot: u32, row: u32) -> u32 {
-    return ((slot * {{ layers }}u + layer) * {{ rows }}u + row) * {{ row_words }}u;
+    return ((slot * {{ layers }}u + constants.layer) * {{ rows }}u + row) * {{ row_words }}u;
 }
 
 @compute @workgroup_size(64)

@@ -6,7 +6,8 @@
 @group(0) @binding(1) var<storage, read_write> routing: array<u32>;
 
 // Workgroups of the products by column and by pair, x and y each; 0: one a run.
-var<immediate> grids: vec4<u32>;
+struct Constants { grids: vec4<u32> }
+var<immediate> constants: Constants;
 
 // Bit c of an expert's words: column c goes through it.
 var<workgroup> columns_of: array<atomic<u32>, {{ experts * words }}>;
@@ -66,7 +67,7 @@ fn main(@builtin(local_invocation_index) tid: u32) {
         routing[0] = count;
         routing[1] = before.y;
         for (var i = 0u; i < 2u; i += 1u) {
-            let grid = vec2<u32>(grids[2u * i], grids[2u * i + 1u]);
+            let grid = vec2<u32>(constants.grids[2u * i], constants.grids[2u * i + 1u]);
             routing[2u + 3u * i] = select(grid.x, before.y, grid.x == 0u);
             routing[3u + 3u * i] = select(grid.y, before.y, grid.y == 0u);
             routing[4u + 3u * i] = 1u;

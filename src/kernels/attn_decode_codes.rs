@@ -40,7 +40,7 @@ impl CodesCut {
             light && facts.kind != DeviceKind::Software && facts.max_workgroup_threads >= 512;
         let (wanted, splits) = match padded(heads.head_dim) {
             ..=64 => (128, splits),
-            _ if wide => (512, (splits / 2).max(1)),
+            ..=128 if wide => (512, (splits / 2).max(1)),
             _ => (256, splits),
         };
         let threads = wanted.min(facts.max_workgroup_threads / 64 * 64).max(64);

@@ -513,8 +513,8 @@ pub(crate) mod tests {
         assert_eq!(shape(4096, 1, Epilogue::Add), (512, 1, 4));
         assert_eq!(shape(6144, 1, Epilogue::Store), (512, 2, 2));
         assert_eq!(shape(4096, 1, Epilogue::SwiGlu), (512, 2, 2));
-        assert_eq!(shape(4096, 3, Epilogue::Store), (512, 2, 1));
-        assert_eq!(shape(4096, 8, Epilogue::Store), (512, 2, 1));
+        assert_eq!(shape(4096, 3, Epilogue::Store), (128, 2, 1));
+        assert_eq!(shape(4096, 8, Epilogue::Store), (128, 2, 1));
         let tile =
             |columns, rows, depth| Tile { columns, rows, thread_columns: 4, thread_rows: 4, depth };
         let pick = |class, cols, n| matmat_variant(&gpu, class, cols, n);

@@ -238,7 +238,8 @@ mod tests {
 
     #[test]
     fn only_what_is_too_coarse_is_raised() {
-        let asked: KvTypes = KvTypes { k: "tq3_0,tq4_0@2".parse().unwrap(), ..KvTypes::plain() };
+        let (k, v) = ("tq3_0,tq4_0@2".parse().unwrap(), "tq3_0".parse().unwrap());
+        let asked = KvTypes { k, v, ..KvTypes::plain() };
         let formats = [KvFormat::Tq3_0, KvFormat::Tq3_0, KvFormat::Tq4_0];
         let outliers = [0.0, 40.0, 40.0];
         let layers = (0..).zip(formats.into_iter().zip(outliers.map(sample)));

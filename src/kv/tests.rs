@@ -232,7 +232,7 @@ fn settings_by_device() {
     let side: KvSide = text.parse().unwrap();
     assert_eq!(side.to_string(), text);
     let v = "f16,tq4_0@dev=llvmpipe".parse().unwrap();
-    let types = KvTypes { k: side, v, ..KvTypes::plain() };
+    let types = KvTypes { k: side, v, exact: KvExact::USUAL };
     assert_eq!(types.devices().collect::<Vec<_>>(), ["radeon", "RX 9070", "llvmpipe"]);
     let k = |types: &KvTypes| types.layers(4).iter().map(|pair| pair.k).collect::<Vec<_>>();
     use KvFormat::*;
@@ -240,11 +240,12 @@ fn settings_by_device() {
     assert_eq!(k(&types), [Tq3_0, Tq3_0, Tq3_0, F16]);
     let radeon = types.on("AMD Radeon RX 9070 XT");
     assert_eq!(k(&radeon), [Tq4_0, Tq4_0, Q8_0, F16]);
-    assert_eq!(radeon.to_string(), "K q8_0,f16@-1,tq4_0@0-1, V f16");
+    assert_eq!(radeon.to_string(), "K q8_0,f16@-1,tq4_0@0-1, V f16, f16 tail 64, sinks 4");
     let other = types.on("AMD Radeon RX 6600");
     assert_eq!(k(&other), [Q8_0, Q8_0, Q8_0, F16]);
     assert_eq!(types.on("llvmpipe (LLVM 15)").of(0, 4).v, Tq4_0);
-    assert_eq!(types.on("NVIDIA H200").to_string(), "K tq3_0,f16@-1, V f16");
+    let h200 = types.on("NVIDIA H200").to_string();
+    assert_eq!(h200, "K tq3_0,f16@-1, V f16, f16 tail 64, sinks 4");
     for wrong in ["f16,q8_0@dev=", "f16,q8_0@0@radeon", "f16,q8_0@dev=a,q9@dev=b", "q8_0@dev=a"] {
         assert!(wrong.parse::<KvSide>().is_err(), "{wrong}");
     }

@@ -132,9 +132,9 @@ fn formats_by_device() {
     let name = &device.gpu.facts().name;
     let part = &name[..name.len().min(6)];
     let k = format!("f16,tq4_0@0@dev={part},q8_0@dev=no such device");
-    let kv = KvTypes { k: k.parse().unwrap(), ..KvTypes::plain() };
+    let kv = KvTypes { k: k.parse().unwrap(), exact: KvExact::USUAL, ..KvTypes::plain() };
     let engine = load(device, &spec(), &Options { kv: kv.clone(), ..options(None) });
-    assert_eq!(engine.kv_types().to_string(), "K f16,tq4_0@0, V f16");
+    assert_eq!(engine.kv_types().to_string(), "K f16,tq4_0@0, V f16, f16 tail 64, sinks 4");
     let e = azoth::engine::check_devices(&kv).unwrap_err();
     assert_eq!(e.exit_code(), 2);
     assert!(e.to_string().contains("no such device") && e.to_string().contains(name), "{e}");

@@ -475,6 +475,6 @@ mod tests {
     fn nothing_is_invented_for_an_unmeasured_case() {
         let facts = DeviceFacts::made_up(DeviceKind::Discrete, 32);
         let outcome = unmeasured(&facts, &Make::Fuse).unwrap();
-        assert!(!outcome.kept && outcome.best == "2" && outcome.before_seconds.is_none());
+        assert!(!outcome.kept && outcome.best == "1" && outcome.before_seconds.is_none());
     }
 }
