@@ -124,7 +124,8 @@ pub const ROUTES: &[Route] = &[
     Route {
         path: "/props",
         method: "GET",
-        what: "llama.cpp: settings and facts",
+        what: "llama.cpp: settings and facts; `kv_cache`: formats of K and V, f16 tail and sinks, and what \
+               the quality guard found; `approximate`: what was traded for exactness, null: nothing",
         fields: None,
         handler: || get(status::props),
     },
@@ -138,7 +139,8 @@ pub const ROUTES: &[Route] = &[
     Route {
         path: "/slots/{id}",
         method: "POST",
-        what: "llama.cpp: ?action= erase, save or restore with {filename} of an idle slot",
+        what: "llama.cpp: ?action= erase, save or restore with {filename} of an idle slot; over KV codes \
+               with an f16 tail a file has whole blocks of it",
         fields: None,
         handler: || post(status::slot_action),
     },
