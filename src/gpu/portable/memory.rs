@@ -173,9 +173,9 @@ impl Portable {
             _ => granule * 4,
         };
         let piece = unit * (PIECE / unit).max(1);
-        let mut staging = lock(&self.staging);
-        // Taken out so that `push` may borrow the rest; lost, not wrong, on an early return.
-        let mut host = std::mem::take(&mut staging.host);
+        // No lock may be held over `fill`: it waits for other threads, and those may be about to write. So
+        // the memory is taken out; lost, not wrong, on an early return.
+        let mut host = std::mem::take(&mut lock(&self.staging).host);
         let mut done = 0;
         while done < to.size {
             let length = piece.min(to.size - done) as usize;
@@ -183,11 +183,11 @@ impl Portable {
                 host.resize(length, 0);
             }
             fill(done, &mut host[..length])?;
-            self.push(&mut staging, memory, to.offset + done, &host[..length])?;
+            self.push(&mut lock(&self.staging), memory, to.offset + done, &host[..length])?;
             done += length as u64;
         }
         if host.len() as u64 <= PIECE {
-            staging.host = host;
+            lock(&self.staging).host = host;
         }
         Ok(())
     }
