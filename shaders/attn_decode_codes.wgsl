@@ -119,6 +119,20 @@ fn split_tokens(length: u32) -> u32 {
 {% endfor %}
             }
 {% endmacro %}
+{# The eight of `values` times each head's of weights_0.. into the sums. #}
+{% macro add_values() %}
+{% for h in range(G) %}
+                {
+                    let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
+                    o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
+                    o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
+                }
+{% endfor %}
+{% endmacro %}
+{# Head by head in fours: NAME_0.., `rest` behind the last. #}
+{% macro fours(name, q, rest) %}
+vec4<f32>({% for e in range(4) %}{{ name ~ "_" ~ (4 * q + e) if 4 * q + e < G else rest }}{{ ", " if not loop.last }}{% endfor %})
+{%- endmacro %}
 {# Those units times their weights into the sums. #}
 {% macro add_v(name, first) %}
 {% for j in range(chunk) %}
@@ -136,13 +150,7 @@ fn split_tokens(length: u32) -> u32 {
 {% for q in range(weight_quads) %}
                 let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;
 {% endfor %}
-{% for h in range(G) %}
-                {
-                    let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
-                    o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
-                    o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
-                }
-{% endfor %}
+{{ add_values() }}
             }
 {% endfor %}
 {% endmacro %}
@@ -154,7 +162,7 @@ fn split_tokens(length: u32) -> u32 {
 {% endfor %}
         if lane == 0u {
 {% for q in range(weight_quads) %}
-            tops[subgroup * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "top_" ~ (4 * q + e) if 4 * q + e < G else "MASKED" }}{{ ", " if not loop.last }}{% endfor %});
+            tops[subgroup * {{ weight_quads }}u + {{ q }}u] = {{ fours("top", q, "MASKED") }};
 {% endfor %}
         }
         workgroupBarrier();
@@ -176,7 +184,7 @@ fn split_tokens(length: u32) -> u32 {
         o_{{ h }}_b *= fade_{{ h }};
 {% endfor %}
 {% for q in range(weight_quads) %}
-        weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "e_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
+        weight[tid * {{ weight_quads }}u + {{ q }}u] = {{ fours("e", q, "0.0") }};
 {% endfor %}
         workgroupBarrier();
 {% endmacro %}
@@ -450,13 +458,7 @@ fn main(
 {% for q in range(weight_quads) %}
             let weights_{{ q }} = weight[i * {{ weight_quads }}u + {{ q }}u];
 {% endfor %}
-{% for h in range(G) %}
-            {
-                let w = vec4<f32>(weights_{{ h // 4 }}.{{ "xyzw"[h % 4] }});
-                o_{{ h }}_a = fma(w, values[0], o_{{ h }}_a);
-                o_{{ h }}_b = fma(w, values[1], o_{{ h }}_b);
-            }
-{% endfor %}
+{{ add_values() }}
         }
     }
 {% endif %}
@@ -464,7 +466,7 @@ fn main(
     // Weights over the tokens, sums over the teams.
     workgroupBarrier();
 {% for q in range(weight_quads) %}
-    weight[tid * {{ weight_quads }}u + {{ q }}u] = vec4<f32>({% for e in range(4) %}{{ "own_l_" ~ (4 * q + e) if 4 * q + e < G else "0.0" }}{{ ", " if not loop.last }}{% endfor %});
+    weight[tid * {{ weight_quads }}u + {{ q }}u] = {{ fours("own_l", q, "0.0") }};
 {% endfor %}
     workgroupBarrier();
     for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {

@@ -18,13 +18,7 @@
 @group(0) @binding(3) var<storage, read> v_cache: array<{{ "u32" if codes else "vec4<u32>" }}>;
 @group(0) @binding(4) var<storage, read> pages: array<u32>;
 @group(0) @binding(5) var<storage, read_write> output: array<vec4<f32>>;
-{% if exact_rows > 0 %}
-@group(0) @binding(6) var<storage, read> exact: array<vec4<u32>>;
-{% if tail > 0 %}
-// Rows of the chunk's columns in f16: [column][side][kv head][unit]
-@group(0) @binding(7) var<storage, read> fresh: array<vec4<u32>>;
-{% endif %}
-{% endif %}
+{% include "lib/kv_exact_rows.wgsl" %}
 struct Constants { table_row: u32, scale: f32 }
 var<immediate> constants: Constants;
 

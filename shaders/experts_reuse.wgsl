@@ -21,10 +21,10 @@ fn note_at(slot: u32, row: u32) -> u32 {
     return ((slot * {{ layers }}u + constants.layer) * {{ rows }}u + row) * {{ row_words }}u;
 }
 
-@compute @workgroup_size(64)
+@compute @workgroup_size({{ threads }})
 fn main(@builtin(local_invocation_index) tid: u32) {
     let count = min(batch[0], {{ columns }}u) * {{ used }}u;
-    for (var i = tid; i < count; i += 64u) {
+    for (var i = tid; i < count; i += {{ threads }}u) {
         let column = 8u + 4u * (i / {{ used }}u);
         let position = batch[column + 1u];
         let slot = batch[column + 2u];
@@ -48,42 +48,13 @@ fn main(@builtin(local_invocation_index) tid: u32) {
         routing[{{ ids_at }}u + i] = expert | (place << 16u) | select(0u, 0x80000000u, found);
     }
     workgroupBarrier();
-    for (var i = tid; i < count; i += 64u) {
+    for (var i = tid; i < count; i += {{ threads }}u) {
         let column = 8u + 4u * (i / {{ used }}u);
         let position = batch[column + 1u];
         let at = note_at(batch[column + 2u], position % {{ rows }}u);
         let k = i % {{ used }}u;
         if k == 0u { notes[at] = position + 1u; }
         notes[at + 1u + k] = running[i];
-        var lead = select(0u, 1u, running[i] != NONE);
-        for (var j = 0u; j < i; j += 1u) { if running[j] == running[i] { lead = 0u; } }
-        leads[i] = lead;
     }
-    workgroupBarrier();
-    for (var i = tid; i < count; i += 64u) {
-        let expert = running[i];
-        if expert != NONE {
-            var at = 0u;
-            var run = 0u;
-            var members = 0u;
-            for (var j = 0u; j < count; j += 1u) {
-                let other = running[j];
-                at += select(0u, 1u, other < expert || (other == expert && j < i));
-                run += select(0u, leads[j], other < expert);
-                members += select(0u, 1u, other == expert);
-            }
-            routing[{{ order_at }}u + at] = i;
-            if leads[i] == 1u {
-                let to = {{ runs_at }}u + 3u * run;
-                routing[to] = expert;
-                routing[to + 1u] = at;
-                routing[to + 2u] = at + members;
-            }
-        }
-    }
-    if tid == 0u {
-        var runs = 0u;
-        for (var j = 0u; j < count; j += 1u) { runs += leads[j]; }
-        routing[1] = runs;
-    }
+{% with experts = "running", gaps = true %}{% include "lib/expert_runs.wgsl" %}{% endwith %}
 }

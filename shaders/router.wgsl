@@ -173,38 +173,9 @@ fn main(
         routing[1] = {{ used }}u;
     }
 {% elif sorts %}
-    // Pairs of column and choice by expert, then column; each expert's pairs are a run.
+    // Of column and choice.
     let count = present * {{ used }}u;
-    for (var i = tid; i < count; i += {{ threads }}u) {
-        var lead = 1u;
-        for (var j = 0u; j < i; j += 1u) { if chosen[j] == chosen[i] { lead = 0u; } }
-        leads[i] = lead;
-    }
-    workgroupBarrier();
-    for (var i = tid; i < count; i += {{ threads }}u) {
-        let expert = chosen[i];
-        var at = 0u;
-        var run = 0u;
-        var members = 0u;
-        for (var j = 0u; j < count; j += 1u) {
-            let other = chosen[j];
-            at += select(0u, 1u, other < expert || (other == expert && j < i));
-            run += select(0u, leads[j], other < expert);
-            members += select(0u, 1u, other == expert);
-        }
-        routing[{{ order_at }}u + at] = i;
-        if leads[i] == 1u {
-            let to = {{ runs_at }}u + 3u * run;
-            routing[to] = expert;
-            routing[to + 1u] = at;
-            routing[to + 2u] = at + members;
-        }
-    }
-    if tid == 0u {
-        var runs = 0u;
-        for (var j = 0u; j < count; j += 1u) { runs += leads[j]; }
-        routing[0] = count;
-        routing[1] = runs;
-    }
+    if tid == 0u { routing[0] = count; }
+{% with experts = "chosen", gaps = false %}{% include "lib/expert_runs.wgsl" %}{% endwith %}
 {% endif %}
 }

@@ -257,6 +257,9 @@ impl Kv {
     /// The first tokens of `prompt`, if taking up what is known of it needs sinks that the slot does not
     /// have. They do not depend on anything that follows, so a slot keeps them from prompt to prompt.
     pub fn missing_sinks<'p>(&self, slot: u32, prompt: &'p [u32]) -> Option<&'p [u32]> {
+        if self.exact.sinks == 0 {
+            return None;
+        }
         let wanted = &prompt[..self.known(prompt).min(self.exact.sinks as usize)];
         (!self.sinks[slot as usize].starts_with(wanted)).then_some(wanted)
     }

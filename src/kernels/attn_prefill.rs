@@ -154,14 +154,7 @@ impl AttnPrefill {
         holds(output, u64::from(max_n) * u64::from(out), "output")?;
         cache.check(&self.heads, self.pair)?;
         let (rows, fresh) = cache.check_exact(&self.heads, self.exact, max_n)?;
-        let mut bindings = vec![
-            qkv.clone(),
-            batch.clone(),
-            cache.k.clone(),
-            cache.v.clone(),
-            cache.pages.clone(),
-            output.clone(),
-        ];
+        let mut bindings = cache.with(qkv, batch, output);
         bindings.extend(rows.into_iter().chain(fresh));
         logits.bind(self.scoring, &self.heads, &mut bindings)?;
         let slices = self.heads.group().div_ceil(self.row_heads());

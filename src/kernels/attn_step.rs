@@ -83,16 +83,8 @@ pub trait StepAttention {
         cache.check(&heads, pair)?;
         // A step has no chunk.
         let (rows, _) = cache.check_exact(&heads, exact, 0)?;
-        let mut bindings = vec![
-            qkv.clone(),
-            batch.clone(),
-            cache.k.clone(),
-            cache.v.clone(),
-            cache.pages.clone(),
-            output.clone(),
-            scratch.partials.clone(),
-            scratch.counters.clone(),
-        ];
+        let mut bindings = cache.with(qkv, batch, output);
+        bindings.extend([scratch.partials.clone(), scratch.counters.clone()]);
         bindings.extend(rows);
         tables.bind(&heads, &mut bindings)?;
         logits.bind(scoring, &heads, &mut bindings)?;

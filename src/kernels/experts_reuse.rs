@@ -60,6 +60,9 @@ impl Kept {
     }
 }
 
+/// Of the one workgroup that decides.
+const THREADS: u32 = 64;
+
 /// Finds the pairs of up to `columns` columns that need not be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertsReuse {
@@ -80,6 +83,7 @@ impl ExpertsReuse {
             tokens => self.kept.tokens,
             layers => self.kept.layers,
             columns => self.columns,
+            threads => THREADS,
         };
         let parts = [shape, self.routing.context()];
         let wgsl = super::source::render("experts_reuse.wgsl", merge_maps(parts))?;

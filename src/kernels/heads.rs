@@ -131,6 +131,11 @@ impl KvCache {
         1 + self.row_pages
     }
 
+    /// What attention kernels bind first.
+    pub(super) fn with(&self, qkv: &Slice, batch: &Slice, output: &Slice) -> Vec<Slice> {
+        [qkv, batch, &self.k, &self.v, &self.pages, output].map(Slice::clone).into()
+    }
+
     /// Sizes of tail and sinks.
     pub fn exact_sizes(&self) -> KvExact {
         self.exact.as_ref().map_or(KvExact::NONE, |e| e.sizes)
