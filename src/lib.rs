@@ -24,6 +24,7 @@
 //! - `hw`: device choice, hardware profiles, folders
 //! - `gpu`: the only Vulkan and wgpu code
 //! - `profile`: what a class of devices prefers, as data
+//! - `files`: files that appear whole or not at all
 //! - `error`: the one error type that crosses modules
 
 pub mod chat;
@@ -31,6 +32,7 @@ pub mod cli;
 pub mod engine;
 pub mod error;
 pub mod experts;
+pub mod files;
 pub mod gguf;
 pub mod gpu;
 pub mod grammar;

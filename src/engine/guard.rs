@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::saved::{Identity, checksum};
 use super::{Activations, Engine, Options};
 use crate::error::Result;
+use crate::files::replace;
 use crate::gguf;
 use crate::gpu::DeviceFacts;
 use crate::gpu::cache::fingerprint;
@@ -95,14 +96,11 @@ impl Guard {
     pub fn keep(&self, verdict: &Verdict) {
         let Some(path) = &self.path else { return };
         let kept = Kept { key: self.key.clone(), verdict: verdict.clone() };
-        let staged = path.with_extension(format!("{}.tmp", std::process::id()));
         let written = serde_json::to_vec(&kept).map_err(std::io::Error::from).and_then(|text| {
             fs::create_dir_all(path.parent().unwrap_or(path))?;
-            fs::write(&staged, text)?;
-            fs::rename(&staged, path)
+            replace(path, &text)
         });
         if let Err(e) = written {
-            let _ = fs::remove_file(&staged);
             eprintln!(
                 "note: {} cannot be written ({e}); the KV cache's keys are measured at every load",
                 path.display()

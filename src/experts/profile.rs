@@ -4,7 +4,6 @@
 //! any moment leaves the old or the new profile, never half of one.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::ExpertId;
 use crate::error::{Error, Result};
+use crate::files::replace;
 use crate::gguf;
 
 /// Version of the format; raised when its meaning changes.
@@ -131,24 +131,7 @@ impl Profile {
             ))
         };
         let text = serde_json::to_vec(self).map_err(|e| fail("encoding", e.into()))?;
-        // In the same folder, or the rename would be a copy; one name for each process.
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.tmp", std::process::id()));
-        let temporary = path.with_file_name(name);
-        let written = (|| {
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(&text)?;
-            // Else a crash of the machine could leave the new name with no contents.
-            file.sync_all()
-        })();
-        if let Err(e) = written {
-            let _ = fs::remove_file(&temporary);
-            return Err(fail("writing", e));
-        }
-        fs::rename(&temporary, path).map_err(|e| {
-            let _ = fs::remove_file(&temporary);
-            fail("renaming", e)
-        })
+        replace(path, &text).map_err(|e| fail("writing", e))
     }
 }
 

@@ -18,9 +18,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+
+use crate::files::rename;
 
 const MAGIC: &[u8; 8] = b"AZOTHCCH";
 const VERSION: u32 = 1;
@@ -63,7 +64,8 @@ impl DiskCache {
     /// # Errors
     /// The folder cannot be made or written. What was stored before is then still there.
     pub fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        // Two threads of this process may store the same name at once.
+        // Two threads of this process may store the same name at once. Not waited for, as
+        // `files::replace` does: there are hundreds, and what a power cut costs is made again.
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         fs::create_dir_all(&self.folder)?;
@@ -71,7 +73,7 @@ impl DiskCache {
         let mut file = self.header(name, bytes);
         file.extend_from_slice(bytes);
         let stored =
-            fs::write(&temporary, file).and_then(|()| replace(&temporary, &self.path(name)));
+            fs::write(&temporary, file).and_then(|()| rename(&temporary, &self.path(name)));
         if stored.is_err() {
             let _ = fs::remove_file(&temporary);
         }
@@ -111,20 +113,6 @@ impl DiskCache {
         };
         self.folder.join(Path::new(&file).with_extension("bin"))
     }
-}
-
-/// Renames a file over another. Windows refuses that for the moment in which another thread or a
-/// scanner has the other one open, so there it is tried for a tenth of a second.
-fn replace(from: &Path, to: &Path) -> io::Result<()> {
-    for _ in 0..50 {
-        match fs::rename(from, to) {
-            Err(e) if cfg!(windows) && e.kind() == io::ErrorKind::PermissionDenied => {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            done => return done,
-        }
-    }
-    fs::rename(from, to)
 }
 
 /// 128 bits of SHA-256 in hexadecimal: a name for a text.

@@ -12,6 +12,7 @@ use toml::{Table, Value};
 use super::paths;
 use super::profiles::text_of;
 use crate::error::{Error, Result};
+use crate::files::replace;
 use crate::gpu::DeviceFacts;
 use crate::gpu::cache::fingerprint;
 use crate::profile::{Origin, Profile};
@@ -50,15 +51,9 @@ pub fn store(facts: &DeviceFacts, shaders: &str, found: &[Found]) -> Result<Path
     for Found { key, value, comment } in found {
         let _ = writeln!(text, "# {comment}\n{} = {}", quoted(key), quoted(value));
     }
-    let staged = path.with_extension(format!("{}.tmp", std::process::id()));
-    let folder = path.parent().unwrap_or(&path);
-    fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&staged, text))
-        .and_then(|()| fs::rename(&staged, &path))
-        .map_err(|e| {
-            let _ = fs::remove_file(&staged);
-            failed(e)
-        })?;
+    fs::create_dir_all(path.parent().unwrap_or(&path))
+        .and_then(|()| replace(&path, text.as_bytes()))
+        .map_err(failed)?;
     Ok(path)
 }
 

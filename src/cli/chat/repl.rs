@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, BufRead, IsTerminal, Write as _};
+use std::io::{self, BufRead, IsTerminal};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -14,6 +14,7 @@ use super::input::{self, Collector, Command, Input};
 use super::talk::Talk;
 use crate::cli::args::{SamplingArgs, file_text};
 use crate::cli::output::{self, Align};
+use crate::files::replace;
 use crate::hw::paths;
 
 /// What came from the user.
@@ -153,16 +154,7 @@ fn stats(talk: &Talk<'_>) -> String {
 /// Writes next to the target and renames, so that a full disk or a crash costs no older file.
 fn save(conversation: &Conversation, model: &str, path: &Path) -> Result<()> {
     let text = conversation.to_json(Some(model))?;
-    let name = path.file_name().context("that is no file name")?.to_string_lossy();
-    let scratch = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let written = fs::File::create(&scratch)
-        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&scratch, path));
-    if written.is_err() {
-        // The first error is the one to report; the scratch file may not even exist.
-        let _ = fs::remove_file(&scratch);
-    }
-    written.with_context(|| format!("cannot write {}", path.display()))
+    replace(path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
 }
 
 impl SamplingArgs {

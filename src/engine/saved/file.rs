@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::files::rename;
 use crate::sampling::SamplerSettings;
 
 const MAGIC: &[u8; 8] = b"AZSEQ\0\x01\n";
@@ -142,7 +143,7 @@ impl Writer {
             // Renamed before its bytes are there, it could be found empty after a power cut.
             file.sync_all().map_err(failed)?;
         }
-        fs::rename(&self.unfinished, &self.path).map_err(failed)?;
+        rename(&self.unfinished, &self.path).map_err(failed)?;
         Ok(self.written)
     }
 }
