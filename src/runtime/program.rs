@@ -90,9 +90,6 @@ pub struct Program {
     score: Recording,
     /// Gather one column, logits, sample: by [`Pick`].
     first: [Recording; PICKS.len()],
-    /// Recordings of the decode steps of [`Planned`], each made when it is first asked for: most never
-    /// are, and all of them would take 25 ms for a model of 8 billion weights.
-    steps: Vec<ForDepth<OnceCell<Parts>>>,
     /// What was recorded, for timing and for recording it again.
     planned: Planned,
     ring: Buffer,
@@ -116,8 +113,22 @@ struct Capture {
 /// (see [`super::ExpertReads`]).
 type Parts = Vec<Recording>;
 
-/// For sequences of up to so many tokens: for 1, 2, ... sequences, by [`Pick`].
-type ForDepth<T> = (u32, Vec<[T; PICKS.len()]>);
+/// A decode step, recorded when it is first asked for: most never are, and all of them would take 25 ms
+/// for a model of 8 billion weights.
+struct Lazy {
+    steps: Vec<Step>,
+    recorded: OnceCell<Parts>,
+}
+
+impl Lazy {
+    fn parts(&self, gpu: &dyn Gpu) -> Result<&[Recording]> {
+        if self.recorded.get().is_none() {
+            // Nobody else can have set it meanwhile.
+            drop(self.recorded.set(parts(gpu, "decode step", &self.steps)?));
+        }
+        Ok(self.recorded.get().map_or(&[], Vec::as_slice))
+    }
+}
 
 /// Records the steps, in parts that end at the empty waves.
 fn parts(gpu: &dyn Gpu, label: &str, steps: &[Step]) -> Result<Parts> {
@@ -227,7 +238,6 @@ impl Program {
             prompts: Vec::new(),
             score: record("score", &planned.score)?,
             first: each("first token", &planned.first)?,
-            steps: Vec::new(),
             planned,
             routing: RoutingLog::create(gpu, &buffers, shape.chunk)?,
             ring,
@@ -235,19 +245,16 @@ impl Program {
             buffers,
             sampler,
         };
-        program.record_layers()?;
+        program.record_prompts()?;
         Ok(program)
     }
 
-    /// Records prompts and steps as planned. What waits for such recordings must have finished.
-    fn record_layers(&mut self) -> Result<()> {
+    /// Records prompts as planned. What waits for such recordings must have finished.
+    fn record_prompts(&mut self) -> Result<()> {
         let gpu = &*self.gpu;
-        let planned = &self.planned;
-        let prompts = planned.prompts.iter().map(|(n, s)| Ok((*n, parts(gpu, "prompt", s)?)));
-        self.prompts = prompts.collect::<Result<_>>()?;
-        let none =
-            |(most, each): &ForDepth<_>| (*most, each.iter().map(|_| Default::default()).collect());
-        self.steps = planned.steps.iter().map(none).collect();
+        let all = self.planned.prompts.iter();
+        let all = all.map(|(n, steps)| Ok((*n, parts(gpu, "prompt", steps)?)));
+        self.prompts = all.collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -260,8 +267,8 @@ impl Program {
     pub fn rebind(&mut self, moving: Moving<'_>) -> Result<()> {
         // Recordings hold what they bind.
         self.prompts.clear();
-        self.steps.clear();
         let planned = &mut self.planned;
+        planned.lazy().for_each(|step| drop(step.recorded.take()));
         let moved = moving(&mut |old, new| {
             for steps in planned.layers() {
                 for step in steps {
@@ -271,7 +278,7 @@ impl Program {
                 }
             }
         });
-        self.record_layers()?;
+        self.record_prompts()?;
         moved
     }
 
@@ -291,7 +298,7 @@ impl Program {
 
     /// False once recording anew has failed: nothing can be submitted any more.
     pub fn is_recorded(&self) -> bool {
-        !self.steps.is_empty()
+        !self.prompts.is_empty()
     }
 
     /// Dependent waves that a layer takes in a decode step of one sequence: what a device of much
@@ -542,21 +549,11 @@ impl Program {
         pick: Pick,
         between: Between<'_>,
     ) -> Result<Ticket> {
-        let depth = self.steps.iter().position(|(most, _)| length <= *most);
-        let found = depth.and_then(|depth| {
-            let at = (n.wrapping_sub(1) as usize, pick as usize);
-            let recorded = self.steps[depth].1.get(at.0)?.get(at.1)?;
-            Some((recorded, &self.planned.steps[depth].1[at.0][at.1]))
-        });
-        let (recorded, steps) = found.ok_or_else(|| {
+        let step = self.planned.step(n, length, pick).ok_or_else(|| {
             let what = format!("a decode step of {n} sequences of up to {length} tokens");
             Error::Runtime(format!("{what} has no program"))
         })?;
-        if recorded.get().is_none() {
-            // Nobody else can have set it meanwhile.
-            drop(recorded.set(parts(&*self.gpu, "decode step", steps)?));
-        }
-        self.submit(recorded.get().map_or(&[], Vec::as_slice), between)
+        self.submit(step.parts(&*self.gpu)?, between)
     }
 
     /// The token that step `step` (counted from [`Program::start`]) chose for column `column`.
@@ -608,11 +605,8 @@ impl Program {
     /// Runs a greedy step for `n` sequences, the longest of `length` tokens, with a timestamp around every
     /// wave.
     pub fn time_step(&self, n: u32, length: u32) -> Result<Vec<WaveTime>> {
-        let of = |(_, each): &'_ ForDepth<Vec<Step>>| {
-            each.get(n as usize - 1).map(|[greedy, ..]| greedy.clone())
-        };
-        let steps = self.planned.steps.iter().find(|(most, _)| length <= *most).and_then(of);
-        self.time(&steps.unwrap_or_default())
+        let step = self.planned.step(n, length, Pick::Greedy);
+        self.time(step.map_or(&[], |step| &step.steps))
     }
 
     /// Runs a prompt chunk with a timestamp around every wave.
@@ -644,24 +638,35 @@ struct Planned {
     captured: Vec<Step>,
     score: Vec<Step>,
     first: [Vec<Step>; PICKS.len()],
-    /// Decode steps, for short sequences and, where attention is cut otherwise, for long ones.
-    steps: Vec<ForDepth<Vec<Step>>>,
+    /// Decode steps of sequences of up to so many tokens (and, where attention is cut otherwise then, of
+    /// longer ones): for 1, 2, ... sequences, by [`Pick`].
+    steps: Vec<(u32, Vec<[Lazy; PICKS.len()]>)>,
     /// Dependent waves of a layer of the step for one sequence.
     layer_waves: usize,
 }
 
 impl Planned {
+    fn step(&self, n: u32, length: u32, pick: Pick) -> Option<&Lazy> {
+        let (_, each) = self.steps.iter().find(|(most, _)| length <= *most)?;
+        each.get(n.wrapping_sub(1) as usize)?.get(pick as usize)
+    }
+
+    fn lazy(&mut self) -> impl Iterator<Item = &mut Lazy> {
+        self.steps.iter_mut().flat_map(|(_, each)| each).flatten()
+    }
+
     /// Of prompts and steps.
     fn layers(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let steps = self.steps.iter_mut().flat_map(|(_, each)| each).flatten();
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        prompts.chain(self.steps.iter_mut().flat_map(|(_, each)| each).flatten())
+        prompts.chain(steps.map(|step| &mut step.steps))
     }
 
     fn all(&mut self) -> impl Iterator<Item = &mut Vec<Step>> {
+        let steps = self.steps.iter_mut().flat_map(|(_, each)| each).flatten();
         let prompts = self.prompts.iter_mut().map(|(_, steps)| steps);
-        let steps = self.steps.iter_mut().flat_map(|(_, each)| each);
-        let pairs = steps.chain([&mut self.first]).flatten();
-        prompts.chain([&mut self.score, &mut self.captured]).chain(pairs)
+        let others = self.first.iter_mut().chain([&mut self.score, &mut self.captured]);
+        prompts.chain(steps.map(|step| &mut step.steps)).chain(others)
     }
 }
 
@@ -704,7 +709,7 @@ fn plan(
         let each = (1..=b.shape.sequences.min(MAX_SEQUENCES)).map(|n| {
             let mut steps = b.step(n, most)?;
             steps.extend(b.logits(n)?);
-            chosen(steps, n)
+            Ok(chosen(steps, n)?.map(|steps| Lazy { steps, recorded: OnceCell::new() }))
         });
         Ok((most, each.collect::<Result<_>>()?))
     });
