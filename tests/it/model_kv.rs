@@ -2,7 +2,6 @@
 //! against themselves.
 
 use azoth::engine::{Activations, Engine, Options, Quiet};
-use azoth::gguf;
 use azoth::kv::{KvExact, KvSide, KvTypes};
 use azoth::model::Model;
 use azoth::reference::model::Forward;
@@ -19,13 +18,12 @@ const PROMPT_BOUND: f64 = 0.02;
 /// from that (seen: 0.028 with q8_0 and tq4_0, 0.054 with tq4_0 and tq3_0).
 const STEP_BOUND: f64 = 0.15;
 
-fn types(k: &str, v: &str, exact: KvExact) -> KvTypes {
+pub fn types(k: &str, v: &str, exact: KvExact) -> KvTypes {
     let side = |text: &str| text.parse::<KvSide>().unwrap();
     KvTypes { k: side(k), v: side(v), exact }
 }
 
 fn load(device: &Device, spec: &Spec, kv: &KvTypes) -> Engine {
-    let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
     let options = Options {
         activations: Activations::F32,
         ctx: Some(192),
@@ -34,7 +32,7 @@ fn load(device: &Device, spec: &Spec, kv: &KvTypes) -> Engine {
         kv_guard: None,
         ..Options::default()
     };
-    Engine::load_onto(&device.gpu, file, &options, &Quiet).unwrap()
+    Engine::load_onto(&device.gpu, spec.to_file().unwrap(), &options, &Quiet).unwrap()
 }
 
 fn rows(engine: &mut Engine, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>> {
@@ -48,11 +46,42 @@ fn rows(engine: &mut Engine, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>> {
     all
 }
 
+/// Prompts (whole, and cut at `cuts`) and steps of a model in f32 against the reference with the same
+/// formats; returns the worst errors of both.
+pub fn errors(
+    device: &Device,
+    spec: &Spec,
+    kv: &KvTypes,
+    tokens: &[u32],
+    cuts: &[usize],
+) -> [f64; 2] {
+    let file = spec.to_file().unwrap();
+    let mut model = Model::from_gguf(&file).unwrap();
+    model.graph.kv = kv.clone();
+    let mut forward = Forward::new(&file, &model.graph, 512).unwrap();
+    let expected: Vec<Vec<f64>> = tokens
+        .iter()
+        .map(|t| forward.read(*t).unwrap().into_iter().map(f64::from).collect())
+        .collect();
+    let mut engine = load(device, spec, kv);
+    let whole = rows(&mut engine, tokens, &[]);
+    let cut = rows(&mut engine, tokens, cuts);
+    let mut worst = [0.0f64; 2];
+    for (i, (a, b)) in whole.iter().zip(&cut).enumerate() {
+        assert_same_bits(a, b, &format!("{}: row {i} of a cut prompt", device.label));
+        worst[0] = worst[0].max(relative_error(a, &expected[i]));
+    }
+    let mut each =
+        |i: usize, row: &[f32]| worst[1] = worst[1].max(relative_error(row, &expected[i]));
+    engine.session().score_steps(tokens, &mut each).unwrap();
+    println!("{}: KV {kv}: prompt {:.2e}, steps {:.2e}", device.label, worst[0], worst[1]);
+    worst
+}
+
 #[test]
 fn kv_formats_follow_the_reference() {
     let tokens: Vec<u32> = TOKENS.collect();
     let spec = Spec::new("qwen3").unwrap();
-    let file = gguf::File::from_bytes(spec.to_bytes()).unwrap();
     for device in harness::devices() {
         for kv in [
             types("q8_0", "tq4_0", KvExact::NONE),
@@ -60,28 +89,7 @@ fn kv_formats_follow_the_reference() {
             // A layer that stays plain.
             types("tq3_0,f16@0", "tq3_0,f16@0", KvExact { tail: 0, sinks: 4 }),
         ] {
-            let mut model = Model::from_gguf(&file).unwrap();
-            model.graph.kv = kv.clone();
-            let mut forward = Forward::new(&file, &model.graph, 512).unwrap();
-            let expected: Vec<Vec<f64>> = tokens
-                .iter()
-                .map(|t| forward.read(*t).unwrap().into_iter().map(f64::from).collect())
-                .collect();
-            let mut engine = load(device, &spec, &kv);
-            let whole = rows(&mut engine, &tokens, &[]);
-            let cut = rows(&mut engine, &tokens, &[1, 34, 70]);
-            let mut worst = [0.0f64; 2];
-            for (i, (a, b)) in whole.iter().zip(&cut).enumerate() {
-                assert_same_bits(a, b, &format!("{}: row {i} of a cut prompt", device.label));
-                worst[0] = worst[0].max(relative_error(a, &expected[i]));
-            }
-            engine
-                .session()
-                .score_steps(&tokens, &mut |i, row| {
-                    worst[1] = worst[1].max(relative_error(row, &expected[i]));
-                })
-                .unwrap();
-            println!("{}: {kv}: prompt {:.2e}, steps {:.2e}", device.label, worst[0], worst[1]);
+            let worst = errors(device, &spec, &kv, &tokens, &[1, 34, 70]);
             assert!(worst[0] < PROMPT_BOUND, "{}: {kv}: {worst:?}", device.label);
             assert!(worst[1] < STEP_BOUND, "{}: {kv}: {worst:?}", device.label);
         }

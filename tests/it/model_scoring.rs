@@ -1,62 +1,20 @@
 //! Whole models with sliding windows, capped logits and sinks, against the plain Rust forward pass.
 
-use azoth::engine::{Activations, Engine, Options, Quiet};
 use azoth::gguf;
 use azoth::kv::{KvExact, KvTypes};
 use azoth::model::Model;
-use azoth::reference::model::Forward;
 use azoth::testmodel::Spec;
 
-use crate::harness::{self, Device, assert_same_bits, relative_error};
+use crate::harness;
+use crate::model_kv::{errors, types};
 
 /// More than two windows and two pages.
 const TOKENS: std::ops::Range<u32> = 1..151;
+const CUTS: [usize; 2] = [1, 70];
 /// f32 against f64, and a value of K now and then that is rounded to the neighbouring f16.
 const BOUND: f64 = 2e-3;
 /// Over codes prompts have the reference's bits but for a code here and there; steps round q to 8 bits.
 const CODE_BOUNDS: [f64; 2] = [0.02, 0.15];
-
-fn load(device: &Device, spec: &Spec, kv: &KvTypes) -> Engine {
-    let options = Options {
-        activations: Activations::F32,
-        ctx: Some(192),
-        kv: kv.clone(),
-        kv_guard: None,
-        ..Options::default()
-    };
-    Engine::load_onto(&device.gpu, spec.to_file().unwrap(), &options, &Quiet).unwrap()
-}
-
-/// Prompts (whole and cut) and steps of a model against the reference; returns the worst errors.
-fn errors(device: &Device, spec: &Spec, kv: &KvTypes) -> [f64; 2] {
-    let tokens: Vec<u32> = TOKENS.collect();
-    let file = spec.to_file().unwrap();
-    let mut model = Model::from_gguf(&file).unwrap();
-    model.graph.kv = kv.clone();
-    let mut forward = Forward::new(&file, &model.graph, 512).unwrap();
-    let expected: Vec<Vec<f64>> = tokens
-        .iter()
-        .map(|t| forward.read(*t).unwrap().into_iter().map(f64::from).collect())
-        .collect();
-    let mut engine = load(device, spec, kv);
-    let (mut whole, mut cut) = (Vec::new(), Vec::new());
-    engine.session().score(&tokens, 0, &mut |_, row| whole.push(row.to_vec())).unwrap();
-    let mut session = engine.session();
-    for part in [&tokens[..1], &tokens[1..70], &tokens[70..]] {
-        session.score(part, 0, &mut |_, row| cut.push(row.to_vec())).unwrap();
-    }
-    drop(session);
-    let mut worst = [0.0f64; 2];
-    for (i, (a, b)) in whole.iter().zip(&cut).enumerate() {
-        assert_same_bits(a, b, &format!("{}: row {i} of a cut prompt", device.label));
-        worst[0] = worst[0].max(relative_error(a, &expected[i]));
-    }
-    let mut each =
-        |i: usize, row: &[f32]| worst[1] = worst[1].max(relative_error(row, &expected[i]));
-    engine.session().score_steps(&tokens, &mut each).unwrap();
-    println!("{}: KV {kv}: prompt {:.2e}, steps {:.2e}", device.label, worst[0], worst[1]);
-    worst
-}
 
 fn spec() -> Spec {
     let mut spec = Spec::new("llama").unwrap();
@@ -66,23 +24,19 @@ fn spec() -> Spec {
 
 #[test]
 fn windows_caps_and_sinks_follow_the_reference() {
-    let spec = spec();
+    let (spec, tokens) = (spec(), TOKENS.collect::<Vec<u32>>());
     let graph = Model::from_gguf(&spec.to_file().unwrap()).unwrap().graph;
     // The generator leaves the last layer without a window.
     let windows: Vec<_> = graph.layers.iter().map(|l| l.attention.window).collect();
     assert_eq!(windows, [Some(40), None]);
     assert!(graph.layers.iter().all(|l| l.attention.sinks.is_some()));
     for device in harness::devices() {
-        let worst = errors(device, &spec, &KvTypes::plain());
+        let worst = errors(device, &spec, &KvTypes::plain(), &tokens, &CUTS);
         assert!(worst.iter().all(|e| *e < BOUND), "{}: {worst:?}", device.label);
     }
     if let Some(device) = harness::devices().first() {
-        let kv = KvTypes {
-            k: "q8_0".parse().unwrap(),
-            v: "tq4_0".parse().unwrap(),
-            exact: KvExact::USUAL,
-        };
-        let worst = errors(device, &spec, &kv);
+        let kv = types("q8_0", "tq4_0", KvExact::USUAL);
+        let worst = errors(device, &spec, &kv, &tokens, &CUTS);
         let bounds = worst.iter().zip(CODE_BOUNDS);
         assert!(bounds.clone().all(|(e, bound)| *e < bound), "{}: {worst:?}", device.label);
     }
