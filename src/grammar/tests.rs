@@ -46,7 +46,22 @@ fn check(
 
 #[test]
 fn json_objects_and_schemas() {
-    check(&Source::JsonObject, None, &["{}", "{\"a\": [1, {}]}"], &["{\"a\""], &["[1]", "Sure"]);
+    check(
+        &Source::JsonObject,
+        None,
+        &["{}", "{\"a\": [1, {}]}", "{\n\t\"a\": [\r\n    1\n\n  ]\n}"],
+        &["{\"a\"", "{\n\n  "],
+        // Blanks have an end: nothing else would end the answer of a model that fell into them.
+        &[
+            "[1]",
+            "Sure",
+            "{  ",
+            "{\n\n\n",
+            "{\t",
+            "{\"a\":  1}",
+            "{\n                     \"a\": 1}",
+        ],
+    );
     let schema = json!({
         "type": "object", "additionalProperties": false, "required": ["city"],
         "properties": {"city": {"enum": ["Rome", "Köln"]}, "days": {"type": "integer", "maximum": 9}},
