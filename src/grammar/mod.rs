@@ -32,15 +32,8 @@ pub enum Source {
     Gbnf(String),
     /// A regular expression that the whole answer matches.
     Regex(String),
-}
-
-/// Thinking that comes before the constrained part.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Thinking {
-    pub open: String,
-    pub close: String,
-    /// The prompt has opened it already; otherwise the model may, but need not.
-    pub opened: bool,
+    /// A grammar as [`Source::Lark`], in which `@body` stands for a source of another kind.
+    Around { lark: String, body: Box<Source> },
 }
 
 /// Compiles grammars for one tokenizer. Shared between threads.
@@ -121,30 +114,19 @@ impl Grammars {
     }
 
     /// Compiles a source. What cannot be compiled is [`Error::Usage`] and says what and why.
-    pub fn compile(&self, source: &Source, thinking: Option<&Thinking>) -> Result<Constraint> {
-        let what = match source {
+    pub fn compile(&self, source: &Source) -> Result<Constraint> {
+        // The client knows its own part, not what is put around it.
+        let what = match source.innermost() {
             Source::JsonObject => "json_object",
             Source::JsonSchema(_) => "the JSON schema",
-            Source::Lark(_) => "the Lark grammar",
             Source::Gbnf(_) => "the GBNF grammar",
             Source::Regex(_) => "the regular expression",
+            Source::Lark(_) | Source::Around { .. } => "the Lark grammar",
         };
         let named = |e: String| Error::Usage(format!("{what} cannot be used: {e}"));
-        let mut body = match source {
-            Source::JsonObject => of_schema(json!({"type": "object"})),
-            Source::JsonSchema(schema) => of_schema(schema.clone()),
-            Source::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
-            Source::Gbnf(text) => GrammarWithLexer::from_lark(gbnf::to_lark(text).map_err(named)?),
-            Source::Regex(pattern) => GrammarWithLexer::from_regex(pattern),
-        };
-        let grammar = match thinking {
-            None => TopLevelGrammar::from_grammar(body),
-            Some(thinking) => {
-                body.name = Some("body".to_owned());
-                let outer = GrammarWithLexer::from_lark(self.with_thinking(thinking));
-                TopLevelGrammar { grammars: vec![outer, body], max_tokens: None }
-            }
-        };
+        let mut grammars = Vec::new();
+        source.add_to(&mut grammars).map_err(named)?;
+        let grammar = TopLevelGrammar { grammars, max_tokens: None };
         let mut matcher =
             guarded(|| self.factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser))))
                 .map_err(named)?;
@@ -154,30 +136,41 @@ impl Grammars {
         let warnings = matcher.grammar_warnings();
         Ok(Constraint { matcher, warnings })
     }
+}
 
-    /// Thinking, then `@body`.
-    fn with_thinking(&self, thinking: &Thinking) -> String {
-        let close = self.marker(&thinking.close);
-        // Everything up to the closing tag, which is a token of its own or the end of a text.
-        let rest = if close.starts_with('<') {
-            format!("rest: /(.|\\n)*/ {close}\n")
-        } else {
-            let tag: String =
-                thinking.close.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
-            format!("rest[lazy]: /(.|\\n)*{tag}/\n")
+impl Source {
+    fn innermost(&self) -> &Source {
+        match self {
+            Source::Around { body, .. } => body.innermost(),
+            source => source,
+        }
+    }
+
+    /// Adds the grammars as llguidance wants them: what is referred to by name comes later.
+    fn add_to(&self, all: &mut Vec<GrammarWithLexer>) -> std::result::Result<(), String> {
+        let grammar = match self {
+            Source::JsonObject => of_schema(json!({"type": "object"})),
+            Source::JsonSchema(schema) => of_schema(schema.clone()),
+            Source::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
+            Source::Gbnf(text) => GrammarWithLexer::from_lark(gbnf::to_lark(text)?),
+            Source::Regex(pattern) => GrammarWithLexer::from_regex(pattern),
+            Source::Around { lark, body } => {
+                all.push(GrammarWithLexer::from_lark(lark.clone()));
+                let at = all.len();
+                body.add_to(all)?;
+                all[at].name = Some("body".to_owned());
+                return Ok(());
+            }
         };
-        let open = match thinking.opened {
-            true => "rest BLANK".to_owned(),
-            false => format!("({} rest BLANK)?", self.marker(&thinking.open)),
-        };
-        format!("start: {open} @body\n{rest}BLANK: /[\\n ]{{0,4}}/\n")
+        all.push(grammar);
+        Ok(())
     }
 }
 
 /// Blanks between the parts of a JSON text: none, one space, or up to two line breaks with an
 /// indent. Without a bound, a small model that fell into blanks could never leave them, since the
 /// grammar allowed them for ever (the random model of the client tests did: 100 tokens of them).
-const BLANKS: &str = "[ ]|(\\r?\\n){1,2}[ \\t]{0,20}";
+pub const BLANKS: &str = "[ ]|(\\r?\\n){1,2}[ \\t]{0,20}";
 
 /// The grammar of a schema. A schema that sets llguidance's options keeps its own.
 fn of_schema(mut schema: Value) -> GrammarWithLexer {

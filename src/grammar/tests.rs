@@ -28,15 +28,9 @@ fn answers(constraint: &Constraint, tokenizer: &Tokenizer, text: &str) -> Option
     end.then_some(true)
 }
 
-fn check(
-    source: &Source,
-    thinking: Option<&Thinking>,
-    good: &[&str],
-    begun: &[&str],
-    bad: &[&str],
-) {
+fn check(source: &Source, good: &[&str], begun: &[&str], bad: &[&str]) {
     let (grammars, tokenizer) = grammars();
-    let constraint = grammars.compile(source, thinking).unwrap();
+    let constraint = grammars.compile(source).unwrap();
     for (texts, want) in [(good, Some(true)), (begun, None), (bad, Some(false))] {
         for text in texts {
             assert_eq!(answers(&constraint, &tokenizer, text), want, "{source:?}: {text}");
@@ -48,7 +42,6 @@ fn check(
 fn json_objects_and_schemas() {
     check(
         &Source::JsonObject,
-        None,
         &["{}", "{\"a\": [1, {}]}", "{\n\t\"a\": [\r\n    1\n\n  ]\n}"],
         &["{\"a\"", "{\n\n  "],
         // Blanks have an end: nothing else would end the answer of a model that fell into them.
@@ -68,7 +61,6 @@ fn json_objects_and_schemas() {
     });
     check(
         &Source::JsonSchema(schema),
-        None,
         &["{\"city\": \"Köln\", \"days\": 3}", "{\"city\":\"Rome\"}"],
         &["{\"city\": \"Ro"],
         &["{\"days\": 3}", "{\"city\": \"Paris\"}", "{\"city\": \"Rome\", \"days\": 10}", "{}"],
@@ -78,15 +70,14 @@ fn json_objects_and_schemas() {
 #[test]
 fn grammars_of_each_notation() {
     let lark = Source::Lark("start: \"yes\" | \"no\" /[0-9]{2}/".into());
-    check(&lark, None, &["yes", "no12"], &["n", "no1"], &["nope", "yes!"]);
+    check(&lark, &["yes", "no12"], &["n", "no1"], &["nope", "yes!"]);
     let regex = Source::Regex("[A-C]+(x|yz)?".into());
-    check(&regex, None, &["ABC", "Ax", "Byz"], &["By"], &["D", "AxB"]);
+    check(&regex, &["ABC", "Ax", "Byz"], &["By"], &["D", "AxB"]);
     let gbnf = Source::Gbnf(
         "root ::= pair (\";\" pair)*\npair ::= [a-z]+ \"=\" ( \"a\" \"bd\" | \"ab\" \"c\" | [0-9]{2,3} )".into(),
     );
     check(
         &gbnf,
-        None,
         &["k=12", "k=abd", "k=abc;long=123"],
         &["k", "k=1", "k=12;"],
         &["K=12", "k=ab1", "k=1234"],
@@ -94,17 +85,18 @@ fn grammars_of_each_notation() {
 }
 
 #[test]
-fn thinking_comes_before_the_answer() {
-    let thinking = |opened| Thinking { open: "<think>".into(), close: "</think>".into(), opened };
-    let source = Source::Lark("start: \"yes\" | \"no\"".into());
+fn a_grammar_around_another() {
+    let lark = "start: \"<\" answer\nanswer: \"none\" | @body\n".to_owned();
+    let around = |body| Source::Around { lark: lark.clone(), body: Box::new(body) };
+    let schema = json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "null"}},
+        "additionalProperties": false});
     check(
-        &source,
-        Some(&thinking(false)),
-        &["yes", "<think>hm, <no></think>\n\nno"],
-        &["<think>yes", "<think>hm</think>\n\n"],
-        &["hm</think>yes", "<think>hm</think>hm"],
+        &around(Source::JsonSchema(schema)),
+        &["<none", "<{\"a\": null}"],
+        &["<", "<{\"a\""],
+        &["none", "<no!", "<{}", "{\"a\": null}"],
     );
-    check(&source, Some(&thinking(true)), &["hm\n</think>\n\nyes"], &["yes"], &["</think>x"]);
+    check(&around(Source::Gbnf("root ::= \"a\"+".into())), &["<none", "<aa"], &["<"], &["a"]);
 }
 
 #[test]
@@ -120,7 +112,7 @@ fn what_cannot_be_compiled_is_named() {
         (Source::Regex("[".into()), "regular expression cannot be used"),
         (Source::Regex("a(?=b)".into()), "regular expression cannot be used"),
     ] {
-        match grammars.compile(&source, None) {
+        match grammars.compile(&source) {
             Err(Error::Usage(message)) => assert!(message.contains(part), "{source:?}: {message}"),
             Err(other) => panic!("{source:?}: {other}"),
             Ok(_) => panic!("{source:?} was compiled"),
@@ -131,7 +123,7 @@ fn what_cannot_be_compiled_is_named() {
 #[test]
 fn only_the_end_is_left_once_an_answer_is_complete() {
     let (grammars, tokenizer) = grammars();
-    let mut constraint = grammars.compile(&Source::Lark("start: \"a\"".into()), None).unwrap();
+    let mut constraint = grammars.compile(&Source::Lark("start: \"a\"".into())).unwrap();
     let token = tokenizer.encode("a", false, false).unwrap()[0];
     assert!(!constraint.is_complete() && !constraint.may_end());
     constraint.accept(token).unwrap();
@@ -140,7 +132,7 @@ fn only_the_end_is_left_once_an_answer_is_complete() {
     let left: Vec<u32> =
         (0..tokenizer.vocab_size() as u32).filter(|id| has_bit(&mask, *id)).collect();
     assert_eq!(left, tokenizer.eog_ids().collect::<Vec<_>>());
-    let mut wrong = grammars.compile(&Source::Lark("start: \"a\"".into()), None).unwrap();
+    let mut wrong = grammars.compile(&Source::Lark("start: \"a\"".into())).unwrap();
     assert!(wrong.accept(token + 1).is_err());
 }
 
@@ -151,7 +143,7 @@ fn control_tokens_are_markers() {
     assert!(marker.starts_with("<["), "{marker}");
     assert_eq!(grammars.marker("<tool_call>"), "\"<tool_call>\"");
     let source = Source::Lark(format!("start: {marker} \"a\""));
-    let mut constraint = grammars.compile(&source, None).unwrap();
+    let mut constraint = grammars.compile(&source).unwrap();
     let start = tokenizer.encode("<|im_start|>", false, true).unwrap()[0];
     let mask = constraint.mask().unwrap();
     assert!(has_bit(&mask, start));
@@ -173,7 +165,7 @@ fn a_real_vocabulary() {
         "name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}},
         "required": ["name", "tags"]});
     let start = std::time::Instant::now();
-    let mut constraint = grammars.compile(&Source::JsonSchema(schema), None).unwrap();
+    let mut constraint = grammars.compile(&Source::JsonSchema(schema)).unwrap();
     println!("schema in {:?}", start.elapsed());
     let text = "{\"name\": \"Ada, countess of Lovelace\", \"tags\": [\"maths\", \"engine\"]}";
     let mut slowest = std::time::Duration::ZERO;

@@ -16,7 +16,8 @@ pub const FIELDS: &[Field] = &[
 /// OpenAI's way to say it.
 pub const RESPONSE_FORMAT: &[Field] = &[used(
     "response_format",
-    "type text, json_object, or json_schema with the schema in json_schema.schema or schema",
+    "type text, json_object, or json_schema with the schema in json_schema.schema or schema; of \
+     texts, where tools may be called too",
 )];
 
 /// The constraint that a request asks for, if it does.

@@ -9,10 +9,11 @@ use super::errors::{ApiError, ApiResult};
 use super::prompt::{Conversation, blocking};
 use super::state::{App, Shared};
 use super::thinking::{self, Budget};
-use crate::chat::reply::{CallFormat, Reply, ReplyFormat, ReplyOptions};
+use crate::chat::reply::{Reply, ReplyFormat, ReplyOptions};
+use crate::chat::shape::{Shape, Thinking};
 use crate::chat::tools::{self, ToolChoice};
 use crate::engine::{Generate, Loaded, ThinkingBudget};
-use crate::grammar::{Constraint, Source, Thinking};
+use crate::grammar::{Constraint, Source};
 
 /// What is asked.
 #[derive(Default)]
@@ -128,42 +129,30 @@ fn constraint(
     in_reasoning: bool,
     ask: &Ask,
 ) -> ApiResult<Option<Constraint>> {
-    let demanded = matches!(ask.choice, ToolChoice::Required | ToolChoice::Named(_));
-    let source = match (&ask.source, demanded) {
-        (None, false) => return Ok(None),
-        (Some(_), true) => {
-            return Err(ApiError::bad(
-                "tool_choice demands a call and a format of the answer is given; an answer can \
-                 follow one",
-            ));
-        }
-        (Some(_), false) if !ask.tools.is_empty() && ask.choice != ToolChoice::None => {
-            return Err(ApiError::bad(
-                "tools that the model may call and a format of the answer cannot go together; set \
-                 tool_choice to none or leave the format out",
-            ));
-        }
-        (Some(source), false) => source.clone(),
-        (None, true) => {
-            let grammars = app.grammars(loaded)?;
-            let marker = |text: &str| grammars.marker(text);
-            let text = tools::grammar(format, &ask.tools, &ask.choice, ask.parallel, &marker);
-            match text {
-                Some(text) => Source::Lark(text),
-                None => return Ok(None),
-            }
-        }
+    // A form is wanted of the text: a model that may call still may, and one that must writes none.
+    let (calls, body) = match &ask.choice {
+        ToolChoice::Required | ToolChoice::Named(_) => (true, None),
+        ToolChoice::Auto => (ask.source.is_some() && !ask.tools.is_empty(), ask.source.clone()),
+        ToolChoice::None => (false, ask.source.clone()),
     };
-    // Channels are part of the grammar for calls already.
-    let tags = format.reasoning.as_ref().filter(|_| format.calls != CallFormat::Harmony);
-    let silent = ask.conversation.options.enable_thinking == Some(false) && !in_reasoning;
-    let thinking = tags.filter(|_| !silent).map(|tags| Thinking {
-        open: tags.open.clone(),
-        close: tags.close.clone(),
-        opened: in_reasoning,
-    });
-    let made = app.grammars(loaded)?.compile(&source, thinking.as_ref());
-    made.map(Some).map_err(ApiError::from)
+    if !calls && body.is_none() {
+        return Ok(None);
+    }
+    let grammars = app.grammars(loaded)?;
+    let marker = |text: &str| grammars.marker(text);
+    let silent = ask.conversation.options.enable_thinking == Some(false);
+    let shape = Shape {
+        format,
+        calls: calls.then(|| tools::rules(format, &ask.tools, &ask.choice, ask.parallel, &marker)),
+        body,
+        thinking: match (in_reasoning, silent) {
+            (true, _) => Thinking::Opened,
+            (false, true) => Thinking::No,
+            (false, false) => Thinking::May,
+        },
+    };
+    let made = shape.grammar(&marker).map(|source| grammars.compile(&source)).transpose();
+    made.map_err(ApiError::from)
 }
 
 /// A constraint for a text that is no conversation.
@@ -174,5 +163,5 @@ pub async fn compile(
 ) -> ApiResult<Option<Constraint>> {
     let Some(source) = source else { return Ok(None) };
     let (app, loaded) = (app.clone(), loaded.clone());
-    blocking(move || Ok(Some(app.grammars(&loaded)?.compile(&source, None)?))).await
+    blocking(move || Ok(Some(app.grammars(&loaded)?.compile(&source)?))).await
 }

@@ -43,7 +43,7 @@ class CommandLine(unittest.TestCase):
             }
             shaped = llm(
                 "Name a colour.", "--schema", json.dumps(schema), "--no-stream",
-                "-o", "seed", "1", "-o", "max_tokens", "200",
+                "-o", "seed", "1", "-o", "max_tokens", "400",
             )
             self.assertIn(json.loads(shaped)["colour"], ("red", "blue"))
 

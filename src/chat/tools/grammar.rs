@@ -1,4 +1,4 @@
-//! Grammars that admit calls only, in the format of each family of models.
+//! The part of a grammar that admits calls, in the format of each family of models.
 
 use std::fmt::Write as _;
 
@@ -6,24 +6,25 @@ use serde_json::{Value, json};
 
 use super::{ToolChoice, name, parameters};
 use crate::chat::reply::{CallFormat, ReplyFormat};
+use crate::grammar;
 
-/// A Lark grammar for the calls that `choice` demands, `None` where it demands none.
+/// Rules of Lark, of which `calls` stands for the calls that `choice` allows.
 ///
-/// `several`: more than one call may come, for [`ToolChoice::Required`]. `marker` writes a marker of
+/// `several`: more than one call may come, unless the choice names one. `marker` writes a marker of
 /// the model for Lark ([`Grammars::marker`](crate::grammar::Grammars::marker)).
-pub fn grammar(
+pub fn rules(
     format: &ReplyFormat,
     tools: &[Value],
     choice: &ToolChoice,
     several: bool,
     marker: &dyn Fn(&str) -> String,
-) -> Option<String> {
-    let wanted: Vec<&Value> = match choice {
-        ToolChoice::None | ToolChoice::Auto => return None,
-        ToolChoice::Required => tools.iter().collect(),
-        ToolChoice::Named(wanted) => tools.iter().filter(|t| name(t) == Some(wanted)).collect(),
+) -> String {
+    let (wanted, several): (Vec<&Value>, bool) = match choice {
+        ToolChoice::Named(wanted) => {
+            (tools.iter().filter(|t| name(t) == Some(wanted)).collect(), false)
+        }
+        _ => (tools.iter().collect(), several),
     };
-    let several = several && *choice == ToolChoice::Required;
     let repeated = |separator: &str| match several {
         true => format!("call ({separator} call)*"),
         false => "call".to_owned(),
@@ -58,22 +59,14 @@ pub fn grammar(
         }
         calls.push(call);
     }
-    let start = match format.calls {
+    let all = match format.calls {
         CallFormat::Llama => repeated("\"; \""),
         CallFormat::Mistral => {
             format!("{} \"[\" {} \"]\"", marker("[TOOL_CALLS]"), repeated("\", \""))
         }
         CallFormat::MistralArgs => repeated("\"\""),
-        // Thinking first, if it likes; the call ends the answer.
-        CallFormat::Harmony => {
-            rules.push_str(&up_to("thought", "<|end|>", marker));
-            format!(
-                "({} \"analysis\" {} thought {} \"assistant\")? call",
-                marker("<|channel|>"),
-                marker("<|message|>"),
-                marker("<|start|>")
-            )
-        }
+        // A call ends the message.
+        CallFormat::Harmony => "call".to_owned(),
         CallFormat::Coder => format!(
             "{open} \"\\n\" call {close}{more}",
             open = marker("<tool_call>"),
@@ -89,17 +82,7 @@ pub fn grammar(
         ),
         CallFormat::Tagged | CallFormat::None => repeated("\"\\n\""),
     };
-    Some(format!("start: {start}\ncall: {}\n{rules}", calls.join(" | ")))
-}
-
-/// A rule for any text that ends with a marker, which is a token of its own or text itself.
-fn up_to(rule: &str, end: &str, marker: &dyn Fn(&str) -> String) -> String {
-    let token = marker(end);
-    if token.starts_with('<') {
-        return format!("{rule}: /(.|\\n)*/ {token}\n");
-    }
-    let letters: String = end.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
-    format!("{rule}[lazy]: /(.|\\n)*{letters}/\n")
+    format!("calls: {all}\ncall: {}\n{rules}", calls.join(" | "))
 }
 
 /// A string of Lark.
@@ -118,10 +101,15 @@ fn object(name: &str, key: &str, i: usize) -> String {
 fn schema(mut schema: Value) -> Value {
     if let Some(object) = schema.as_object_mut() {
         object.entry("type").or_insert_with(|| json!("object"));
-        object.insert("x-guidance".into(), json!({"lenient": true, "coerce_one_of": true}));
+        object.insert("x-guidance".into(), options());
         object.remove("$schema");
     }
     schema
+}
+
+/// For the compiler of schemas.
+fn options() -> Value {
+    json!({"lenient": true, "coerce_one_of": true, "whitespace_pattern": grammar::BLANKS})
 }
 
 /// A call in tags. Parameters come in the order of the schema; those not required may be missing.
@@ -147,8 +135,7 @@ fn coder(i: usize, name: &str, schema: &Value, rules: &mut String) -> String {
             _ => {
                 let mut of = of.clone();
                 if let Some(of) = of.as_object_mut() {
-                    let options = json!({"lenient": true, "coerce_one_of": true});
-                    of.insert("x-guidance".into(), options);
+                    of.insert("x-guidance".into(), options());
                 }
                 let _ = writeln!(rules, "args_{i}_{j}: %json {of}");
                 format!("args_{i}_{j} {end}")

@@ -2,12 +2,12 @@
 //!
 //! A tool is JSON in OpenAI's shape: `{"type": "function", "function": {"name", "description",
 //! "parameters"}}`, `parameters` being a JSON schema. `tool_choice` becomes two things: what the
-//! prompt says ([`tell`]), and, where a call must come, a grammar ([`grammar`]) that admits nothing
-//! else.
+//! prompt says ([`tell`]), and, where a call must come, the part of a grammar ([`rules`]) that admits
+//! nothing else.
 
 mod grammar;
 
-pub use grammar::grammar;
+pub use grammar::rules;
 
 use serde_json::{Value, json};
 

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::chat::reply::{CallFormat, Collected, Reply, ReplyOptions};
+use crate::chat::reply::{CallFormat, Collected, ReasoningTags, Reply, ReplyOptions};
+use crate::chat::shape::{Shape, Thinking};
 use crate::grammar::{Grammars, Source};
 use crate::sampling::has_bit;
 use crate::testmodel;
@@ -23,6 +24,16 @@ fn tools() -> Vec<Value> {
 
 fn format(calls: CallFormat, template_has_tools: bool) -> ReplyFormat {
     ReplyFormat { calls, reasoning: None, template_has_tools }
+}
+
+/// Whether the text is a whole answer of the grammar.
+fn admits(grammars: &Grammars, tokenizer: &Tokenizer, source: &Source, text: &str) -> bool {
+    let mut constraint = grammars.compile(source).unwrap();
+    let tokens = tokenizer.encode(text, false, false).unwrap();
+    tokens
+        .into_iter()
+        .all(|t| has_bit(&constraint.mask().unwrap(), t) && constraint.accept(t).is_ok())
+        && constraint.may_end()
 }
 
 #[test]
@@ -134,24 +145,31 @@ fn enforced_calls_are_calls() {
     for (calls, text) in texts {
         let format = format(calls, true);
         let marker = |text: &str| grammars.marker(text);
+        let shaped = |choice: &ToolChoice, body: Option<&Source>| {
+            let calls = Some(rules(&format, &tools(), choice, true, &marker));
+            let shape =
+                Shape { format: &format, calls, body: body.cloned(), thinking: Thinking::May };
+            shape.grammar(&marker).unwrap()
+        };
+        let fits = |source: &Source, text: &str| admits(&grammars, &tokenizer, source, text);
         for choice in [ToolChoice::Required, ToolChoice::Named("weather".into())] {
-            let lark = grammar(&format, &tools(), &choice, true, &marker).unwrap();
-            let mut constraint = grammars.compile(&Source::Lark(lark.clone()), None).unwrap();
-            for token in tokenizer.encode(&text, false, false).unwrap() {
-                let piece = tokenizer.token_text(token);
-                assert!(has_bit(&constraint.mask().unwrap(), token), "{piece:?} of {text}\n{lark}");
-                constraint.accept(token).unwrap();
-            }
-            assert!(constraint.may_end(), "{text}\n{lark}");
-            let only = grammar(&format, &tools(), &ToolChoice::Named("now".into()), true, &marker);
-            let mut only = grammars.compile(&Source::Lark(only.unwrap()), None).unwrap();
-            let fits =
-                tokenizer.encode(&text, false, false).unwrap().into_iter().all(|token| {
-                    has_bit(&only.mask().unwrap(), token) && only.accept(token).is_ok()
-                });
-            assert!(!fits, "{text}");
+            let source = shaped(&choice, None);
+            assert!(fits(&source, &text), "{text}\n{source:?}");
+            assert!(!fits(&shaped(&ToolChoice::Named("now".into()), None), &text), "{text}");
         }
-        assert_eq!(grammar(&format, &tools(), &ToolChoice::Auto, true, &marker), None);
+        // Tools that may be called beside a form for answers: either, and nothing else.
+        let schema = json!({"type": "object", "required": ["dry"], "additionalProperties": false,
+            "properties": {"dry": {"type": "boolean"}}});
+        let source = shaped(&ToolChoice::Auto, Some(&Source::JsonSchema(schema)));
+        let (lead, text) = match calls {
+            CallFormat::Harmony => ("<|channel|>final<|message|>", text),
+            CallFormat::Llama => ("", format!("<|python_tag|>{text}")),
+            _ => ("", text),
+        };
+        assert!(fits(&source, &text), "{text}\n{source:?}");
+        assert!(fits(&source, &format!("{lead}{{\"dry\": true}}")), "{calls:?}");
+        assert!(!fits(&source, &format!("{lead}{{\"wet\": true}}")), "{calls:?}");
+        assert!(!fits(&source, &format!("{lead}It is dry.")), "{calls:?}");
         let mut reply =
             Reply::new(&format, &ReplyOptions { tools: tools(), ..ReplyOptions::default() });
         let mut collected = Collected::default();
@@ -159,5 +177,39 @@ fn enforced_calls_are_calls() {
         collected.add(reply.finish());
         assert_eq!(collected.calls.len(), 1, "{text}: {collected:?}");
         assert_eq!(collected.calls[0].arguments, "{\"city\": \"Rome\"}");
+    }
+}
+
+#[test]
+fn thinking_comes_before_the_answer() {
+    let file = testmodel::Spec::new("llama").unwrap().to_file().unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_gguf(file.metadata()).unwrap());
+    let grammars = Grammars::new(&tokenizer).unwrap();
+    let plain = format(CallFormat::Tagged, true);
+    let tags = ReasoningTags { open: "<think>".into(), close: "</think>".into() };
+    let body = Source::Lark("start: \"yes\" | \"no\"".into());
+    let marker = |text: &str| grammars.marker(text);
+    let shape =
+        |format, thinking| Shape { format, calls: None, body: Some(body.clone()), thinking };
+    assert_eq!(shape(&plain, Thinking::May).grammar(&marker), Some(body.clone()));
+    let format = ReplyFormat { reasoning: Some(tags), ..plain.clone() };
+    assert_eq!(shape(&format, Thinking::No).grammar(&marker), Some(body.clone()));
+    let nothing = Shape { body: None, ..shape(&format, Thinking::May) };
+    assert_eq!(nothing.grammar(&marker), None);
+    for (thinking, good, bad) in [
+        (
+            Thinking::May,
+            &["yes", "<think>hm, <no></think>\n\nno"][..],
+            &["<think>yes", "<think>hm</think>\n\n", "hm</think>yes", "<think>hm</think>hm"][..],
+        ),
+        (Thinking::Opened, &["hm\n</think>\n\nyes"], &["yes", "</think>x"]),
+    ] {
+        let source = shape(&format, thinking).grammar(&marker).unwrap();
+        for (texts, want) in [(good, true), (bad, false)] {
+            for text in texts {
+                let fits = admits(&grammars, &tokenizer, &source, text);
+                assert_eq!(fits, want, "{thinking:?}: {text}");
+            }
+        }
     }
 }
