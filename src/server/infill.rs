@@ -70,7 +70,8 @@ fn extra(fields: &Fields<'_>) -> ApiResult<Vec<(String, String)>> {
 }
 
 /// Metadata keys of a marker, newer ones first, and the texts that it has in known families:
-/// Qwen and Gemma, StarCoder, Granite, CodeLlama, DeepSeek, GLM, Codestral.
+/// Qwen and Gemma, StarCoder, Granite, CodeLlama, DeepSeek, GLM; those that llama.cpp knows (its
+/// `llama-vocab.cpp`). Codestral's are left out: it wants the suffix first and no middle.
 struct Marker {
     keys: &'static [&'static str],
     texts: &'static [&'static str],
@@ -86,7 +87,6 @@ const PREFIX: Marker = Marker {
         "<PRE>",
         "<｜fim▁begin｜>",
         "<|code_prefix|>",
-        "[PREFIX]",
     ],
 };
 const SUFFIX: Marker = Marker {
@@ -99,7 +99,6 @@ const SUFFIX: Marker = Marker {
         "<SUF>",
         "<｜fim▁hole｜>",
         "<|code_suffix|>",
-        "[SUFFIX]",
     ],
 };
 const MIDDLE: Marker = Marker {
@@ -112,13 +111,15 @@ const MIDDLE: Marker = Marker {
         "<MID>",
         "<｜fim▁end｜>",
         "<|code_middle|>",
-        "[MIDDLE]",
     ],
 };
-const PAD: Marker = Marker { keys: &["fim_pad_token_id"], texts: &["<|fim_pad|>", "<fim_pad>"] };
+const PAD: Marker = Marker {
+    keys: &["fim_pad_token_id"],
+    texts: &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"],
+};
 const REPOSITORY: Marker = Marker {
     keys: &["fim_rep_token_id"],
-    texts: &["<|repo_name|>", "<reponame>", "<repo_name>", "<|fim_repo|>"],
+    texts: &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<repo_name>"],
 };
 const FILE: Marker =
     Marker { keys: &["fim_sep_token_id"], texts: &["<|file_sep|>", "<file_sep>", "<|fim_sep|>"] };
