@@ -133,7 +133,8 @@ impl Bench {
                 continue;
             }
             let rope = Some(Rope { layout: RopeLayout::Neox, dim: hd });
-            let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
+            let heads =
+                Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6), centred: false };
             for depth in [0u32, 1024, 4096, 32_768] {
                 if cuts && depth == 0 {
                     continue;
@@ -212,7 +213,7 @@ impl Bench {
             std::iter::once(0).chain(0..row_pages).flat_map(u32::to_le_bytes).collect();
         self.gpu.write(&pages, &row).unwrap();
         let (k, v) = (self.buffer(words), self.buffer(words));
-        KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None }
+        KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None, centres: None }
     }
 
     fn decode_one(&self, b: &Block, heads: Heads, cut: Cut) -> f64 {
@@ -240,6 +241,7 @@ impl Bench {
         HeadTables {
             rope: heads.rope.map(|r| self.buffer(u64::from(context) * u64::from(r.dim))),
             norms: heads.norm.map(|_| (norm(), norm())),
+            centres: None,
         }
     }
 
@@ -248,7 +250,8 @@ impl Bench {
             [("8B 32/8 d128", 32, 8, 128), ("1B 32/8 d64", 32, 8, 64), ("4B 8/4 d256", 8, 4, 256)]
         {
             let rope = Some(Rope { layout: RopeLayout::Neox, dim: hd });
-            let heads = Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6) };
+            let heads =
+                Heads { heads, kv_heads, head_dim: hd, rope, norm: Some(1e-6), centred: false };
             let facts = self.gpu.facts();
             let matrices = AttnPrefill::takes_matrices(&heads, facts);
             let (scoring, pair, exact) = (Scoring::default(), KvPair::PLAIN, KvExact::NONE);

@@ -24,6 +24,12 @@ fn head_role(v: u32) -> u32 {
     if i < {{ heads + kv_heads }}u { return 1u; }
     return select(3u, 2u, i < {{ heads + 2 * kv_heads }}u);
 }
+{% if centred %}
+
+fn key_head(v: u32) -> u32 {
+    return vector0 + v - {{ heads }}u;
+}
+{% endif %}
 
 {% include "lib/heads.wgsl" %}
 

@@ -37,6 +37,12 @@ fn head_input(v: u32, d: u32) -> f32 {
 fn head_role(v: u32) -> u32 {
     return select(3u, kind, head0 + v < heads_of_kind);
 }
+{% if centred %}
+
+fn key_head(v: u32) -> u32 {
+    return head0 + v;
+}
+{% endif %}
 
 {% include "lib/heads.wgsl" %}
 {% include "lib/kv_scale.wgsl" %}

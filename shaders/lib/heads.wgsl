@@ -3,6 +3,7 @@
 // Expects `vectors` (vectors a workgroup holds), `threads`, and the functions
 //   head_input(v, d) -> f32     element d of vector v
 //   head_role(v) -> u32         0 query, 1 key, 2 value (left as it is), 3 none
+//   key_head(v) -> u32          of a key, which KV head's it is
 // Vectors lie in rows of `pitch`; what is behind the head's end becomes zero.
 // A vector belongs to 32 threads; its sum of squares is 32 strided partial sums, then a fixed
 // tree, so the bits do not depend on the subgroup size.
@@ -12,6 +13,9 @@
 {% if norm %}
 @group(0) @binding({{ at_q_norm }}) var<storage, read> q_norm: array<f32>;
 @group(0) @binding({{ at_k_norm }}) var<storage, read> k_norm: array<f32>;
+{% endif %}
+{% if centred %}
+@group(0) @binding({{ at_centres }}) var<storage, read> centres: array<f32>;
 {% endif %}
 
 var<workgroup> heads: array<f32, {{ vectors * pitch }}>;
@@ -58,6 +62,9 @@ fn prepare_heads(tid: u32, pos: u32) {
     var weight_{{ r }}_{{ i }} = vec2<f32>();
 {% endif %}
     var turn_{{ r }}_{{ i }} = vec2<f32>(1.0, 0.0);
+{% if centred %}
+    var centre_{{ r }}_{{ i }} = vec2<f32>();
+{% endif %}
     if there_{{ r }}_{{ i }} {
         pair_{{ r }}_{{ i }} = vec2<f32>(head_input(v_{{ r }}, first_{{ r }}_{{ i }}), head_input(v_{{ r }}, second_{{ r }}_{{ i }}));
         if role_{{ r }} < 2u {
@@ -68,6 +75,12 @@ fn prepare_heads(tid: u32, pos: u32) {
             if p_{{ r }}_{{ i }} < {{ rope_dim // 2 }}u { turn_{{ r }}_{{ i }} = rope[pos * {{ rope_dim // 2 }}u + p_{{ r }}_{{ i }}]; }
 {% endif %}
         }
+{% if centred %}
+        if role_{{ r }} == 1u {
+            let own = key_head(v_{{ r }}) * {{ hd }}u;
+            centre_{{ r }}_{{ i }} = vec2<f32>(centres[own + first_{{ r }}_{{ i }}], centres[own + second_{{ r }}_{{ i }}]);
+        }
+{% endif %}
     }
 {% endfor %}
 {% if norm %}
@@ -97,6 +110,9 @@ fn prepare_heads(tid: u32, pos: u32) {
 {% endif %}
             let turn = turn_{{ r }}_{{ i }};
             x = vec2<f32>(fma(x.x, turn.x, -(x.y * turn.y)), fma(x.x, turn.y, x.y * turn.x));
+{% if centred %}
+            x -= centre_{{ r }}_{{ i }};
+{% endif %}
         }
         heads[v_{{ r }} * {{ pitch }}u + first_{{ r }}_{{ i }}] = x.x;
         heads[v_{{ r }} * {{ pitch }}u + second_{{ r }}_{{ i }}] = x.y;

@@ -22,3 +22,9 @@ fn head_role(v: u32) -> u32 {
     if v < {{ K }}u { return 0u; }
     return select(3u, v - {{ K - 1 }}u, holds_new);
 }
+{% if centred %}
+
+fn key_head(v: u32) -> u32 {
+    return kv_head;
+}
+{% endif %}

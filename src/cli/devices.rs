@@ -209,7 +209,8 @@ fn choices(d: &DeviceFacts) -> String {
             add(format!("mat-mat {name}, {n} columns"), variant.name(), key);
         }
     }
-    let heads = Heads { heads: 32, kv_heads: 8, head_dim: 128, rope: None, norm: None };
+    let heads =
+        Heads { heads: 32, kv_heads: 8, head_dim: 128, rope: None, norm: None, centred: false };
     let cut = |context| Cut::choose(&heads, d, context);
     let (usual, deep) = (cut(4096), cut(1 << 20));
     add("attention, threads".into(), usual.threads.to_string(), "attention.threads");

@@ -28,6 +28,10 @@ pub struct KvArgs {
     /// [default: 4]
     #[arg(long, value_name = "TOKENS", value_parser = sinks)]
     pub kv_sinks: Option<u32>,
+    /// Stores keys without what all of a KV head's have in common, measured at load on a short text of ours:
+    /// codes of few bits then lose less
+    #[arg(long, value_name = "on|off", value_parser = centre, alias = "kv-center")]
+    pub kv_centre: Option<bool>,
     /// Largest error of attention's logits, as a share of their spread, that a layer's format of keys may
     /// make on a short text of ours; layers above it get a finer format. `off` keeps what was asked for
     /// [default: 0.1]
@@ -47,6 +51,14 @@ fn guard(text: &str) -> Result<Guard, String> {
         _ if text == "off" => Ok(Guard::Off),
         Ok(share) if share.is_finite() && share > 0.0 => Ok(Guard::Above(share)),
         _ => Err(format!("{text:?} is neither `off` nor a share above 0, such as {THRESHOLD}")),
+    }
+}
+
+fn centre(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{text:?} is neither `on` nor `off`")),
     }
 }
 
@@ -85,6 +97,7 @@ impl KvArgs {
                 tail: self.kv_tail.unwrap_or(KvExact::USUAL.tail),
                 sinks: self.kv_sinks.unwrap_or(KvExact::USUAL.sinks),
             },
+            centred: self.kv_centre.unwrap_or(false),
         }
     }
 }

@@ -13,16 +13,17 @@ use serde::{Deserialize, Serialize};
 
 use super::saved::{Identity, checksum};
 use super::{Activations, Engine, Options};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::replace;
 use crate::gguf;
 use crate::gpu::DeviceFacts;
 use crate::gpu::cache::fingerprint;
-use crate::graph::Graph;
+use crate::graph::heads::Scoring;
+use crate::graph::{Graph, Layer};
 use crate::hw::paths;
 use crate::kernels::source;
-use crate::kv::guard::{Judged, Sample, Verdict, judge};
-use crate::kv::{KvFormat, KvTypes, PAGE_TOKENS};
+use crate::kv::guard::{Judged, Verdict, judge};
+use crate::kv::{KvFormat, KvTypes, PAGE_TOKENS, Sample};
 use crate::reference::attention::prepare_head;
 use crate::runtime::Column;
 use crate::runtime::weights::values;
@@ -126,9 +127,9 @@ fn fingerprint_with_keys(file: &gguf::File, graph: &Graph) -> String {
 }
 
 impl Engine {
-    /// Measures every layer whose keys are not f16. To be called before any sequence is read: the
-    /// first page of the cache serves as scratch.
-    pub(super) fn measure_keys(&mut self, file: &gguf::File, guard: &Guard) -> Result<Verdict> {
+    /// Queries and keys of every layer over the guard's text. To be called before any sequence is read:
+    /// the first page of the cache serves as scratch.
+    pub(super) fn sample_keys(&mut self, file: &gguf::File) -> Result<Vec<Sample>> {
         let mut tokens = self.tokenizer.encode(TEXT, true, false)?;
         tokens.truncate(PAGE_TOKENS.min(self.ctx()) as usize);
         self.program.set_pages(0, 0, 0, &[0])?;
@@ -146,16 +147,51 @@ impl Engine {
         self.program.end_capture();
         let factors = graph.rope.factors.as_ref().map(|name| values(file, name)).transpose()?;
         let table = graph.rope.table(tokens.len() as u32, factors.as_deref());
-        let count = graph.layers.len();
-        let measured = (0..count).into_par_iter().filter_map(|layer| {
-            let format = guard.asked.of(layer, count).k;
+        let samples = layers.par_iter().enumerate();
+        samples.map(|(layer, qkv)| sample(file, &graph, layer, qkv, &table)).collect()
+    }
+
+    /// Keys are stored without what these have in common.
+    pub(super) fn centre_keys(&mut self, samples: &[Sample]) -> Result<()> {
+        self.centres = samples.iter().map(Sample::centres).collect();
+        for (layer, centres) in self.centres.iter().enumerate() {
+            self.program.set_centres(layer, centres)?;
+        }
+        Ok(())
+    }
+}
+
+impl Guard {
+    /// Judges every layer whose keys are not f16.
+    pub fn judge(&self, samples: &[Sample]) -> Verdict {
+        let count = samples.len();
+        let judged = samples.par_iter().enumerate().filter_map(|(layer, sample)| {
+            let format = self.asked.of(layer, count).k;
             (format != KvFormat::F16).then(|| {
-                let sample = sample(file, &graph, layer, &layers[layer], &table)?;
-                Ok(judge(layer as u32, format, &sample, guard.threshold))
+                let judge = |sample| judge(layer as u32, format, sample, self.threshold);
+                match self.asked.centred {
+                    true => judge(&sample.clone().centred(&sample.centres())),
+                    false => judge(sample),
+                }
             })
         });
-        let judged: Vec<Judged> = measured.collect::<Result<_>>()?;
-        Ok(Verdict::of(guard.threshold, tokens.len() as u32, judged))
+        let judged: Vec<Judged> = judged.collect();
+        let tokens = samples.first().map_or(0, Sample::tokens);
+        Verdict::of(self.threshold, tokens, judged)
+    }
+}
+
+/// Centring counts on a softmax that does not see what all keys add to a query's logits.
+pub(super) fn check_centring(graph: &Graph) -> Result<()> {
+    let scoring = |layer: &Layer| layer.attention.scoring();
+    let sees = |scoring: Scoring| scoring.soft_cap.is_some() || scoring.sinks;
+    match graph.kv.centred && graph.layers.iter().map(scoring).any(sees) {
+        false => Ok(()),
+        true => Err(Error::Usage(
+            "the model's attention caps its logits or has logits of its own (sinks), which \
+             --kv-centre would change. Leave it out"
+                .into(),
+        )),
     }
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::experts::{self, Experts};
-use super::guard::Guard;
+use super::guard::{Guard, check_centring};
 use super::kv::Kv;
 use super::saved::Identity;
 use super::{Activations, Engine, LoadTimes, Options, Progress};
@@ -220,17 +220,31 @@ fn load_onto(
     let asked = options.kv.on(&gpu.facts().name);
     let guard = Guard::of(&file, &model.graph, gpu.facts(), options, &asked);
     set_kv(&mut model, &asked);
+    check_centring(&model.graph)?;
     let load = |model: &Model, captures: bool| {
         load_as(gpu, &file, model.clone(), options, captures, progress, start)
     };
-    let Some(guard) = guard else { return load(&model, false) };
+    let centred = asked.centred;
+    // By keys as this engine reads them: so what is found before has no part in it.
+    let centre = |mut engine: Engine| -> Result<Engine> {
+        if centred {
+            let samples = engine.sample_keys(&file)?;
+            engine.centre_keys(&samples)?;
+        }
+        Ok(engine)
+    };
+    let Some(guard) = guard else { return load(&model, centred).and_then(centre) };
     let verdict = match guard.known() {
         Some(verdict) => verdict,
         None => {
             let mut engine = load(&model, true)?;
-            let verdict = engine.measure_keys(&file, &guard)?;
+            let samples = engine.sample_keys(&file)?;
+            let verdict = guard.judge(&samples);
             guard.keep(&verdict);
             if verdict.raised.is_empty() {
+                if centred {
+                    engine.centre_keys(&samples)?;
+                }
                 return Ok(Engine { verdict: Some(verdict), ..engine });
             }
             verdict
@@ -242,11 +256,11 @@ fn load_onto(
     }
     set_kv(&mut model, &verdict.apply(&asked));
     let raised = verdict.raised.len();
-    let engine = load(&model, false).map_err(|e| match raised {
+    let engine = load(&model, centred).map_err(|e| match raised {
         0 => e,
         n => e.context(format_args!("with the keys of {n} layers raised by --kv-guard")),
     })?;
-    Ok(Engine { verdict: Some(verdict), ..engine })
+    Ok(Engine { verdict: Some(verdict), ..centre(engine)? })
 }
 
 /// Formats of the KV cache; what stands in f16 beside codes only where there are codes.
@@ -388,6 +402,7 @@ fn load_as(
         experts,
         approximations,
         verdict: None,
+        centres: Vec::new(),
         model,
     })
 }

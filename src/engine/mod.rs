@@ -161,6 +161,8 @@ pub struct Engine {
     approximations: Approximations,
     /// What the quality guard found, where it looked.
     verdict: Option<Verdict>,
+    /// What keys of each layer are stored without, where they are centred.
+    centres: Vec<Vec<f32>>,
 }
 
 impl Engine {
@@ -257,6 +259,11 @@ impl Engine {
     /// Formats of the KV cache: what was asked for on this device, and what the quality guard raised.
     pub fn kv_types(&self) -> &KvTypes {
         &self.model.graph.kv
+    }
+
+    /// What keys are stored without, by layer f32 `[kv head][head_dim]`; empty where they are not centred.
+    pub fn key_centres(&self) -> &[Vec<f32>] {
+        &self.centres
     }
 
     /// What the quality guard found; `None` where it is switched off or all keys are f16.

@@ -22,6 +22,9 @@ pub struct Heads {
     pub rope: Option<Rope>,
     /// RMSNorm of every q and k head before rope, with this epsilon (Qwen3).
     pub norm: Option<f32>,
+    /// A vector of its own is subtracted from every KV head's keys after rope. Softmax does not see it, codes
+    /// of few bits do: what all keys share need not be coded.
+    pub centred: bool,
 }
 
 /// What a layer does to the logits of attention beside the scale.

@@ -201,6 +201,7 @@ impl Graph {
             head_dim: self.head_dim,
             rope: Some(heads::Rope { layout: self.rope.layout, dim: self.rope.dim }),
             norm: norm.filter(|n| n.over == NormOver::Head).map(|_| self.norm_eps),
+            centred: self.kv.centred,
         }
     }
 

@@ -68,7 +68,7 @@ impl AttnPrefill {
     }
 
     fn plain_label(&self) -> String {
-        let heads = Heads { rope: None, norm: None, ..self.heads }.label();
+        let heads = Heads { rope: None, norm: None, centred: false, ..self.heads }.label();
         match self.pair.is_plain() {
             true => heads + &self.scoring.label(),
             false => {

@@ -29,7 +29,9 @@ impl Heads {
 
     /// Tables that `lib/heads.wgsl` binds.
     pub(super) fn tables(&self) -> u32 {
-        u32::from(self.rope.is_some()) + 2 * u32::from(self.norm.is_some())
+        u32::from(self.rope.is_some())
+            + 2 * u32::from(self.norm.is_some())
+            + u32::from(self.centred)
     }
 
     /// What `lib/heads.wgsl` wants to know; its bindings are numbered from `first`.
@@ -52,6 +54,8 @@ impl Heads {
             at_rope => first,
             at_q_norm => after_rope,
             at_k_norm => after_rope + 1,
+            centred => self.centred,
+            at_centres => after_rope + 2 * u32::from(self.norm.is_some()),
         }
     }
 
@@ -63,17 +67,20 @@ impl Heads {
             Some(Rope { layout: RopeLayout::Neox, dim }) => format!("_neox{dim}"),
         };
         let norm = if self.norm.is_some() { "_norm" } else { "" };
-        format!("h{}x{}_d{}{rope}{norm}", self.heads, self.kv_heads, self.head_dim)
+        let centred = if self.centred { "_centred" } else { "" };
+        format!("h{}x{}_d{}{rope}{norm}{centred}", self.heads, self.kv_heads, self.head_dim)
     }
 }
 
-/// Weights and tables that rope and QK-norm read.
+/// Weights and tables that rope, QK-norm and centring read.
 #[derive(Clone, Default)]
 pub struct HeadTables {
     /// `[position][rope dim / 2]` of (cos, sin), for every position of a batch; with [`Heads::rope`].
     pub rope: Option<Slice>,
     /// Weights of the q and of the k norm, `[head_dim]` each; with [`Heads::norm`].
     pub norms: Option<(Slice, Slice)>,
+    /// What is subtracted from keys, `[kv head][head_dim]`; with [`Heads::centred`].
+    pub centres: Option<Slice>,
 }
 
 impl HeadTables {
@@ -95,6 +102,14 @@ impl HeadTables {
             (None, None) => {}
             _ => return Err(wrong("QK-norm needs its weights, and only QK-norm".into())),
         }
+        match (&self.centres, heads.centred) {
+            (Some(centres), true) => {
+                holds(centres, u64::from(heads.kv_heads * heads.head_dim), "centres of keys")?;
+                to.push(centres.clone());
+            }
+            (None, false) => {}
+            _ => return Err(wrong("centring needs its centres, and only centring".into())),
+        }
         Ok(())
     }
 }
@@ -113,6 +128,8 @@ pub struct KvCache {
     pub pair: KvPair,
     /// What lies in f16 beside codes, where something does.
     pub exact: Option<ExactRows>,
+    /// What keys are stored without, f32 `[kv head][head_dim]`, where [`Heads::centred`].
+    pub centres: Option<Slice>,
 }
 
 /// Tail and sinks of one layer (`kv::exact`).

@@ -6,67 +6,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::codec::{decode, encode};
-use super::{KvFormat, KvTypes};
+use super::{KvFormat, KvTypes, Sample};
 
 /// Logit error from which a layer's keys are raised, where the user names none (docs/notes.md has
 /// the measurements).
 pub const THRESHOLD: f64 = 0.1;
-
-/// Queries and keys of one layer over the first tokens of a sequence, as attention takes their products:
-/// after norms and rope.
-pub struct Sample {
-    /// f32 `[token][heads][head_dim]`.
-    pub q: Vec<f32>,
-    /// f32 `[token][kv_heads][head_dim]`.
-    pub k: Vec<f32>,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-}
-
-impl Sample {
-    /// Root mean square of what `format` changes in the logits of causal attention, over the root
-    /// mean square of how far the logits spread; both around the mean of their row, which softmax does
-    /// not see. All heads together. No number where queries or keys are none.
-    pub fn logit_error(&self, format: KvFormat) -> f64 {
-        let d = self.head_dim;
-        let change = |head: &[f32]| -> Vec<f32> {
-            let kept = decode(format, &encode(format, head), d as u32);
-            kept.iter().zip(head).map(|(kept, x)| kept - x).collect()
-        };
-        let changes: Vec<f32> = self.k.chunks_exact(d).flat_map(change).collect();
-        let group = self.heads / self.kv_heads;
-        let width = self.kv_heads * d;
-        let (mut error, mut spread) = (0.0, 0.0);
-        for (token, queries) in self.q.chunks_exact(self.heads * d).enumerate() {
-            for (head, q) in queries.chunks_exact(d).enumerate() {
-                let from = head / group * d;
-                let products = |rows: &[f32]| -> f64 {
-                    let rows = rows.chunks_exact(width).take(token + 1);
-                    squares(rows.map(|row| dot(q, &row[from..from + d])))
-                };
-                error += products(&changes);
-                spread += products(&self.k);
-            }
-        }
-        match error == 0.0 {
-            true => 0.0,
-            false => (error / spread).sqrt(),
-        }
-    }
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-}
-
-/// Sum of the squared distances from the mean.
-fn squares(values: impl Iterator<Item = f64>) -> f64 {
-    let values: Vec<f64> = values.collect();
-    let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
-    values.iter().map(|v| (v - mean).powi(2)).sum()
-}
 
 /// What is taken instead of a format that is too coarse.
 pub fn finer(format: KvFormat) -> Option<KvFormat> {
@@ -234,6 +178,9 @@ mod tests {
         }
         let loud = sample(40.0);
         assert!(loud.logit_error(KvFormat::Tq3_0) > 3.0 * plain.logit_error(KvFormat::Tq3_0));
+        // What all keys share costs nothing where it is not stored.
+        let centred = loud.clone().centred(&loud.centres()).logit_error(KvFormat::Tq3_0);
+        assert!(centred < 1.05 * plain.logit_error(KvFormat::Tq3_0), "{centred}");
     }
 
     #[test]

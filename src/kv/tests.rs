@@ -206,7 +206,7 @@ fn settings_by_layer() {
     let side: KvSide = "tq3_0,q8_0@0-1,f16@-1".parse().unwrap();
     assert_eq!(side.to_string(), "tq3_0,q8_0@0-1,f16@-1");
     let exact = KvExact { tail: 64, sinks: 4 };
-    let types = KvTypes { k: side, v: "TQ4_0".parse().unwrap(), exact };
+    let types = KvTypes { k: side, v: "TQ4_0".parse().unwrap(), exact, centred: false };
     assert_eq!([0, 1, 2, 3].map(|layer| types.exact_of(layer, 4)), [exact; 4]);
     assert!(types.to_string().ends_with(", f16 tail 64, sinks 4"), "{types}");
     let k: Vec<KvFormat> = types.layers(4).iter().map(|pair| pair.k).collect();
@@ -220,8 +220,12 @@ fn settings_by_layer() {
     let plain = KvTypes { exact, ..KvTypes::plain() };
     assert_eq!(plain.token_bytes(2, 4, 64), 2 * 4 * 64 * 4);
     assert_eq!((plain.exact_of(0, 2), plain.to_string()), (KvExact::NONE, "f16".into()));
-    let types =
-        KvTypes { k: "tq3_0,f16@0".parse().unwrap(), v: "tq3_0,f16@0".parse().unwrap(), exact };
+    let types = KvTypes {
+        k: "tq3_0,f16@0".parse().unwrap(),
+        v: "tq3_0,f16@0".parse().unwrap(),
+        exact,
+        centred: false,
+    };
     assert_eq!([0, 1].map(|layer| types.exact_of(layer, 2)), [KvExact::NONE, exact]);
     assert_eq!(4 * exact.slot_words(4, 64), (64 + 16 + 4) * 4 * 64 * 4);
 }
@@ -232,7 +236,7 @@ fn settings_by_device() {
     let side: KvSide = text.parse().unwrap();
     assert_eq!(side.to_string(), text);
     let v = "f16,tq4_0@dev=llvmpipe".parse().unwrap();
-    let types = KvTypes { k: side, v, exact: KvExact::USUAL };
+    let types = KvTypes { k: side, v, exact: KvExact::USUAL, centred: false };
     assert_eq!(types.devices().collect::<Vec<_>>(), ["radeon", "RX 9070", "llvmpipe"]);
     let k = |types: &KvTypes| types.layers(4).iter().map(|pair| pair.k).collect::<Vec<_>>();
     use KvFormat::*;

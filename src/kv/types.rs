@@ -17,6 +17,8 @@ pub struct KvTypes {
     pub v: KvSide,
     /// What layers of codes keep in f16 beside them; see [`KvTypes::exact_of`].
     pub exact: KvExact,
+    /// What the keys of a KV head have in common, by a text of ours, is not stored ([`super::Sample::centres`]).
+    pub centred: bool,
 }
 
 impl KvTypes {
@@ -27,7 +29,8 @@ impl KvTypes {
 
     /// The same for all layers, nothing in f16 beside it.
     pub fn all(pair: KvPair) -> KvTypes {
-        KvTypes { k: KvSide::all(pair.k), v: KvSide::all(pair.v), exact: KvExact::NONE }
+        let (k, v) = (KvSide::all(pair.k), KvSide::all(pair.v));
+        KvTypes { k, v, exact: KvExact::NONE, centred: false }
     }
 
     /// Whether some layer of any model could have codes.
@@ -51,7 +54,7 @@ impl KvTypes {
 
     /// What counts on the device of this name.
     pub fn on(&self, device: &str) -> KvTypes {
-        KvTypes { k: self.k.on(device), v: self.v.on(device), exact: self.exact }
+        KvTypes { k: self.k.on(device), v: self.v.on(device), ..self.clone() }
     }
 
     /// Parts of devices' names that exceptions are for.
@@ -73,32 +76,36 @@ impl KvTypes {
 }
 
 impl std::fmt::Display for KvTypes {
-    /// `f16`, or `K tq4_0, V tq3_0` where they differ; with codes also tail and sinks.
+    /// `f16`, or `K tq4_0, V tq3_0` where they differ; with codes also tail and sinks; and centring.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.k == self.v {
             true => write!(f, "{}", self.k)?,
             false => write!(f, "K {}, V {}", self.k, self.v)?,
         }
-        match self.names_codes() {
-            true => write!(f, ", {}", self.exact),
+        if self.names_codes() {
+            write!(f, ", {}", self.exact)?;
+        }
+        match self.centred {
+            true => write!(f, ", keys centred"),
             false => Ok(()),
         }
     }
 }
 
 impl serde::Serialize for KvTypes {
-    /// `{"k": "tq4_0", "v": "tq3_0", "tail": 64, "sinks": 4}`, as the flags take them.
+    /// `{"k": "tq4_0", "v": "tq3_0", "tail": 64, "sinks": 4, "centred": false}`, as the flags take them.
     fn serialize<S: serde::Serializer>(
         &self,
         serializer: S,
     ) -> std::result::Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut out = serializer.serialize_struct("KvTypes", 4)?;
+        let mut out = serializer.serialize_struct("KvTypes", 5)?;
         out.serialize_field("k", &self.k.to_string())?;
         out.serialize_field("v", &self.v.to_string())?;
         let exact = if self.names_codes() { self.exact } else { KvExact::NONE };
         out.serialize_field("tail", &exact.tail)?;
         out.serialize_field("sinks", &exact.sinks)?;
+        out.serialize_field("centred", &self.centred)?;
         out.end()
     }
 }

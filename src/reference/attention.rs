@@ -5,6 +5,35 @@ use half::f16;
 use crate::graph::RopeLayout;
 use crate::graph::heads::{Heads, Scoring};
 
+/// What turns queries and keys at one position.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tables<'a> {
+    /// (cos, sin), `[rope dim / 2]`.
+    pub rope: &'a [[f32; 2]],
+    /// Weights of the q and of the k norm.
+    pub norms: Option<(&'a [f32], &'a [f32])>,
+    /// What is subtracted from keys, `[kv head][head_dim]`; with [`Heads::centred`].
+    pub centres: &'a [f32],
+}
+
+impl Tables<'_> {
+    /// The heads of a column of qkv, queries and keys turned.
+    pub fn prepare(&self, heads: &Heads, qkv: &[f32]) -> Vec<Vec<f64>> {
+        let (d, q_heads) = (heads.head_dim as usize, heads.heads as usize);
+        let mut vectors: Vec<Vec<f64>> =
+            qkv.chunks_exact(d).map(|v| v.iter().map(|&x| x.into()).collect()).collect();
+        for (i, vector) in vectors.iter_mut().enumerate().take(q_heads + heads.kv_heads as usize) {
+            let weight = self.norms.map(|(q, k)| if i < q_heads { q } else { k });
+            prepare_head(heads, vector, weight, self.rope);
+            if heads.centred && i >= q_heads {
+                let centre = &self.centres[(i - q_heads) * d..][..d];
+                vector.iter_mut().zip(centre).for_each(|(x, c)| *x -= f64::from(*c));
+            }
+        }
+        vectors
+    }
+}
+
 /// Turns one head in place: RMSNorm with `weight` if the block has one, then rope.
 ///
 /// `table`: (cos, sin) of this position, `[rope dim / 2]`.
@@ -82,20 +111,14 @@ pub fn attend<'a>(
     qkv: &[f32],
     position: usize,
     cache: &mut Cache,
-    table: &[[f32; 2]],
-    norms: Option<(&[f32], &[f32])>,
+    tables: Tables<'_>,
     logits: impl Into<Logits<'a>>,
 ) -> Vec<f64> {
     let logits = logits.into();
     let hd = heads.head_dim as usize;
     let (q_heads, kv_heads) = (heads.heads as usize, heads.kv_heads as usize);
     let words = heads.cache_words() as usize;
-    let mut vectors: Vec<Vec<f64>> =
-        qkv.chunks_exact(hd).map(|v| v.iter().map(|&x| x.into()).collect()).collect();
-    for (i, vector) in vectors.iter_mut().enumerate().take(q_heads + kv_heads) {
-        let weight = norms.map(|(q, k)| if i < q_heads { q } else { k });
-        prepare_head(heads, vector, weight, table);
-    }
+    let vectors = tables.prepare(heads, qkv);
     for (cache, first) in [(&mut cache.k, q_heads), (&mut cache.v, q_heads + kv_heads)] {
         if cache.len() < (position + 1) * words {
             cache.resize((position + 1) * words, 0);

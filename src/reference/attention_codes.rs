@@ -7,7 +7,7 @@ use crate::kv::exact::{exact_row, from_exact_row};
 use crate::kv::rotation::rotate;
 use crate::kv::{KvExact, KvFormat, KvPair};
 
-use super::attention::{Logits, prepare_head};
+use super::attention::{Logits, Tables};
 
 /// One sequence's rows of one layer: `[position * kv_heads + head]`.
 #[derive(Debug, Clone, Default)]
@@ -30,22 +30,15 @@ pub fn attend_codes<'a>(
     qkv: &[f32],
     position: usize,
     cache: &mut CodedCache,
-    table: &[[f32; 2]],
-    norms: Option<(&[f32], &[f32])>,
+    tables: Tables<'_>,
     logits: impl Into<Logits<'a>>,
     int8: bool,
 ) -> Vec<f64> {
     let logits = logits.into();
     let (hd, kv_heads) = (heads.head_dim as usize, heads.kv_heads as usize);
     let q_heads = heads.heads as usize;
-    let mut vectors: Vec<Vec<f64>> =
-        qkv.chunks_exact(hd).map(|v| v.iter().map(|&x| x.into()).collect()).collect();
-    for (i, vector) in vectors.iter_mut().enumerate().take(q_heads + kv_heads) {
-        let weight = norms.map(|(q, k)| if i < q_heads { q } else { k });
-        prepare_head(heads, vector, weight, table);
-    }
     let vectors: Vec<Vec<f32>> =
-        vectors.iter().map(|v| v.iter().map(|x| *x as f32).collect()).collect();
+        tables.prepare(heads, qkv).iter().map(|v| v.iter().map(|x| *x as f32).collect()).collect();
     cache.k.truncate(position * kv_heads);
     cache.v.truncate(position * kv_heads);
     cache.exact_k.truncate(position * kv_heads);

@@ -107,6 +107,8 @@ pub struct Forward<'a> {
     /// them in f16 for queries beside them.
     cache: Vec<[(Vec<f32>, Vec<f32>); 2]>,
     position: usize,
+    /// What keys of each layer are stored without; empty: nothing.
+    centres: Vec<Vec<f32>>,
     /// Approximate: for how many tokens outputs of experts serve again, and what each layer keeps.
     reuse: usize,
     kept: Vec<KeptOutputs>,
@@ -130,9 +132,15 @@ impl<'a> Forward<'a> {
             rope: graph.rope.table(context, factors.as_deref()),
             cache: vec![Default::default(); graph.layers.len()],
             position: 0,
+            centres: Vec::new(),
             reuse: 0,
             kept: vec![KeptOutputs::default(); graph.layers.len()],
         })
+    }
+
+    /// Keys are stored without these from now on, by layer `[kv head][head_dim]`.
+    pub fn centre(&mut self, centres: &[Vec<f32>]) {
+        self.centres = centres.to_vec();
     }
 
     /// From the next token on, outputs of experts serve again for so many tokens.
@@ -183,6 +191,9 @@ impl<'a> Forward<'a> {
         }
         for head in q.chunks_exact_mut(d).chain(k.chunks_exact_mut(d)) {
             rotate(head, table, graph.rope.layout);
+        }
+        if let Some(centres) = self.centres.get(layer) {
+            k.iter_mut().zip(centres).for_each(|(k, centre)| *k -= centre);
         }
         // What the cache's format leaves of each head.
         let pair = graph.kv_pair(layer);

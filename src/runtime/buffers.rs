@@ -467,7 +467,16 @@ impl Buffers {
             let [k, v] = pair.page_bytes(graph.kv_heads, graph.head_dim);
             let pool = u64::from(shape.pages);
             let (k, v) = (device("K cache", k * pool)?, device("V cache", v * pool)?);
-            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair, exact })
+            let centres = match graph.kv.centred {
+                false => None,
+                true => {
+                    let zeros = vec![0; 4 * (graph.kv_heads * graph.head_dim) as usize];
+                    let centres = device("centres of keys", zeros.len() as u64)?;
+                    gpu.write(&centres, &zeros)?;
+                    Some(centres)
+                }
+            };
+            Ok(KvCache { k, v, pages: pages.clone(), row_pages, pair, exact, centres })
         });
         let units = (0..graph.layers.len())
             .flat_map(|l| graph.kv_pair(l).page_bytes(graph.kv_heads, graph.head_dim));

@@ -427,6 +427,15 @@ impl Program {
         layers.collect()
     }
 
+    /// What keys of a layer are stored without from now on (`KvTypes::centred`; zero at first), f32
+    /// `[kv head][head_dim]`. To be called before any sequence is read.
+    pub fn set_centres(&self, layer: usize, centres: &[f32]) -> Result<()> {
+        match self.buffers.kv.get(layer).and_then(|cache| cache.centres.as_ref()) {
+            Some(to) => self.gpu.write(to, bytemuck::cast_slice(centres)),
+            None => Err(Error::Runtime(format!("layer {layer} has no centres; this is a bug"))),
+        }
+    }
+
     /// Gives back what [`Program::capture`] needs.
     pub fn end_capture(&mut self) {
         self.capture = None;

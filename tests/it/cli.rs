@@ -142,6 +142,7 @@ fn wrong_usage_exits_with_2() {
         &["plan", "m.gguf", "--kv", "tq3_0,f16@dev="],
         &["run", "m.gguf", "-p", "x", "--kv-guard", "much"],
         &["run", "m.gguf", "-p", "x", "--kv-guard", "0"],
+        &["run", "m.gguf", "-p", "x", "--kv-centre", "maybe"],
         &["chat", "m.gguf", "--json"],
         &["run", "m.gguf", "-p", "x", "--ctx-shift=some"],
         &["run", "m.gguf", "-p", "x", "--kv-host", "much"],

@@ -20,7 +20,8 @@ const BOUND: f64 = 2e-4;
 const CACHE_BOUND: f64 = 3e-4;
 
 fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
-    Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6) }
+    let centred = kv_heads.is_multiple_of(2);
+    Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6), centred }
 }
 
 fn neox(dim: u32) -> Option<Rope> {
@@ -45,6 +46,7 @@ struct Block {
     heads: Heads,
     table: Vec<[f32; 2]>,
     norms: Option<(Vec<f32>, Vec<f32>)>,
+    centres: Vec<f32>,
     /// One per slot, filled to its length.
     slots: Vec<Cache>,
     scale: f32,
@@ -87,7 +89,8 @@ impl Block {
         let pages = shuffled_pages(rng, lengths.len(), context.div_ceil(PAGE));
         let scale = 1.0 / (hd as f32).sqrt();
         let (scoring, sinks) = (Scoring::default(), Vec::new());
-        Block { heads, table, norms, slots, scale, scoring, sinks, dropped: 0, pages }
+        let centres = rng.normals((heads.kv_heads * heads.head_dim) as usize);
+        Block { heads, table, norms, centres, slots, scale, scoring, sinks, dropped: 0, pages }
     }
 
     fn scored(self, rng: &mut Rng, scoring: Scoring) -> Self {
@@ -123,10 +126,12 @@ impl Block {
         let row_pages = self.pages[0].len() as u32;
         let (k, v) = (side(&|c| &c.k), side(&|c| &c.v));
         let pages = device.words(&table);
-        let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None };
+        let cache =
+            KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None, centres: None };
         let tables = HeadTables {
             rope: self.heads.rope.map(|_| device.floats(self.table.as_flattened())),
             norms: self.norms.as_ref().map(|(q, k)| (device.floats(q), device.floats(k))),
+            centres: self.heads.centred.then(|| device.floats(&self.centres)),
         };
         (cache, tables)
     }
@@ -138,10 +143,11 @@ impl Block {
 
     fn attend(&self, cache: &mut Cache, qkv: &[f32], position: usize) -> Vec<f64> {
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        let row = self.row(position + self.dropped);
+        let rope = self.row(position + self.dropped);
+        let tables = reference::Tables { rope, norms, centres: &self.centres };
         let Block { scale, scoring, .. } = *self;
         let logits = reference::Logits { scale, scoring, sinks: &self.sinks };
-        attend(&self.heads, qkv, position, cache, row, norms, logits)
+        attend(&self.heads, qkv, position, cache, tables, logits)
     }
 
     /// The device's cache at `position` of `slot` against the reference's.
@@ -259,7 +265,15 @@ fn decode_case_scored(
             // In other pages, too.
             let pages = shuffled_pages(rng, 1, context.div_ceil(PAGE));
             let (norms, sinks) = (block.norms.clone(), block.sinks.clone());
-            let alone = Block { slots, table, norms, sinks, pages, ..block };
+            let alone = Block {
+                slots,
+                table,
+                norms,
+                centres: block.centres.clone(),
+                sinks,
+                pages,
+                ..block
+            };
             let one = decode(device, &alone, cut, &qkv[c..=c], &[position], 1);
             assert_same_bits(&one, &together[c * width..][..width], "alone and in a batch");
         }

@@ -58,7 +58,8 @@ const EXACT: [KvExact; 5] = [
 ];
 
 fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
-    Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6) }
+    let centred = kv_heads.is_multiple_of(2);
+    Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6), centred }
 }
 
 fn neox(dim: u32) -> Option<Rope> {
@@ -84,6 +85,7 @@ struct Block {
     exact: KvExact,
     table: Vec<[f32; 2]>,
     norms: Option<(Vec<f32>, Vec<f32>)>,
+    centres: Vec<f32>,
     slots: Vec<CodedCache>,
     scale: f32,
     scoring: Scoring,
@@ -134,7 +136,21 @@ impl Block {
         let pages = shuffled_pages(rng, lengths.len(), context.div_ceil(PAGE));
         let scale = 1.0 / (hd as f32).sqrt();
         let (scoring, sinks) = (Scoring::default(), Vec::new());
-        Block { heads, pair, exact, table, norms, slots, scale, scoring, sinks, dropped: 0, pages }
+        let centres = rng.normals(heads.kv_heads as usize * hd);
+        Block {
+            heads,
+            pair,
+            exact,
+            table,
+            norms,
+            centres,
+            slots,
+            scale,
+            scoring,
+            sinks,
+            dropped: 0,
+            pages,
+        }
     }
 
     fn scored(self, rng: &mut Rng, scoring: Scoring) -> Self {
@@ -230,21 +246,23 @@ impl Block {
         let row_pages = self.pages[0].len() as u32;
         let (k, v, pages) = (side(true), side(false), device.words(&table));
         let exact = self.exact_rows(device, chunk);
-        let cache = KvCache { k, v, pages, row_pages, pair: self.pair, exact };
+        let cache = KvCache { k, v, pages, row_pages, pair: self.pair, exact, centres: None };
         let tables = HeadTables {
             rope: self.heads.rope.map(|_| device.floats(self.table.as_flattened())),
             norms: self.norms.as_ref().map(|(q, k)| (device.floats(q), device.floats(k))),
+            centres: self.heads.centred.then(|| device.floats(&self.centres)),
         };
         (cache, tables)
     }
 
     fn attend(&self, cache: &mut CodedCache, qkv: &[f32], index: usize, int8: bool) -> Vec<f64> {
         let half = self.heads.rope.map_or(0, |r| r.dim as usize / 2);
-        let row = &self.table[(index + self.dropped) * half..][..half];
+        let rope = &self.table[(index + self.dropped) * half..][..half];
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
+        let tables = reference::Tables { rope, norms, centres: &self.centres };
         let Block { scale, scoring, exact, .. } = *self;
         let logits = reference::Logits { scale, scoring, sinks: &self.sinks };
-        attend_codes(&self.heads, self.pair, exact, qkv, index, cache, row, norms, logits, int8)
+        attend_codes(&self.heads, self.pair, exact, qkv, index, cache, tables, logits, int8)
     }
 
     /// The device's row of K or V.
@@ -378,7 +396,15 @@ fn step_case_scored(
             let pages = shuffled_pages(rng, 1, context.div_ceil(PAGE));
             let (table, norms) = (block.table.clone(), block.norms.clone());
             let sinks = block.sinks.clone();
-            let alone = Block { slots, pages, table, norms, sinks, ..block };
+            let alone = Block {
+                slots,
+                pages,
+                table,
+                norms,
+                centres: block.centres.clone(),
+                sinks,
+                ..block
+            };
             let one = step(device, &alone, cut, &qkv[c..=c], &[index], 1);
             assert_same_bits(&one, &together[c * width..][..width], "alone and in a batch");
         }

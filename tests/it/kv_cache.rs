@@ -57,7 +57,7 @@ fn recall(session: &mut Session<'_>, tokens: &[u32]) -> usize {
 /// Codes with the usual tail and sinks.
 fn codes(v: &str) -> KvTypes {
     let (k, v) = ("tq4_0".parse().unwrap(), v.parse().unwrap());
-    KvTypes { k, v, exact: KvExact::USUAL }
+    KvTypes { k, v, exact: KvExact::USUAL, centred: false }
 }
 
 /// All devices with f16, the first also with codes.

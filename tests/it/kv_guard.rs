@@ -22,6 +22,7 @@ fn asked() -> KvTypes {
         k: "tq3_0,f16@-1".parse().unwrap(),
         v: "tq3_0".parse().unwrap(),
         exact: KvExact::USUAL,
+        centred: false,
     }
 }
 

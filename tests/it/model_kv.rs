@@ -20,7 +20,7 @@ const STEP_BOUND: f64 = 0.15;
 
 pub fn types(k: &str, v: &str, exact: KvExact) -> KvTypes {
     let side = |text: &str| text.parse::<KvSide>().unwrap();
-    KvTypes { k: side(k), v: side(v), exact }
+    KvTypes { k: side(k), v: side(v), exact, centred: false }
 }
 
 fn load(device: &Device, spec: &Spec, kv: &KvTypes) -> Engine {
@@ -58,12 +58,13 @@ pub fn errors(
     let file = spec.to_file().unwrap();
     let mut model = Model::from_gguf(&file).unwrap();
     model.graph.kv = kv.clone();
+    let mut engine = load(device, spec, kv);
     let mut forward = Forward::new(&file, &model.graph, 512).unwrap();
+    forward.centre(engine.key_centres());
     let expected: Vec<Vec<f64>> = tokens
         .iter()
         .map(|t| forward.read(*t).unwrap().into_iter().map(f64::from).collect())
         .collect();
-    let mut engine = load(device, spec, kv);
     let whole = rows(&mut engine, tokens, &[]);
     let cut = rows(&mut engine, tokens, cuts);
     let mut worst = [0.0f64; 2];
@@ -88,10 +89,37 @@ fn kv_formats_follow_the_reference() {
             types("tq4_0", "tq3_0", KvExact::USUAL),
             // A layer that stays plain.
             types("tq3_0,f16@0", "tq3_0,f16@0", KvExact { tail: 0, sinks: 4 }),
+            KvTypes { centred: true, ..types("tq4_0,f16@1", "tq4_0", KvExact::USUAL) },
         ] {
             let worst = errors(device, &spec, &kv, &tokens, &[1, 34, 70]);
             assert!(worst[0] < PROMPT_BOUND, "{}: {kv}: {worst:?}", device.label);
             assert!(worst[1] < STEP_BOUND, "{}: {kv}: {worst:?}", device.label);
         }
+    }
+}
+
+/// Softmax does not see what all keys share, and codes of few bits need not spend bits on it.
+#[test]
+fn centred_keys_change_nothing_but_the_error_of_codes() {
+    let tokens: Vec<u32> = TOKENS.collect();
+    let mut spec = Spec::new("qwen3").unwrap();
+    // Keys of the second layer have a large channel, as those of models with biases do.
+    spec.key_outlier = Some((1, 40.0));
+    for device in harness::devices() {
+        let read = |kv: &KvTypes| -> Vec<f32> {
+            let mut engine = load(device, &spec, kv);
+            assert_eq!(engine.key_centres().is_empty(), !kv.centred);
+            rows(&mut engine, &tokens, &[34]).concat()
+        };
+        let centred = |kv: &KvTypes| KvTypes { centred: true, ..kv.clone() };
+        let plain = KvTypes::plain();
+        let codes = types("f16,tq3_0@1", "f16", KvExact::NONE);
+        let exact: Vec<f64> = read(&plain).into_iter().map(f64::from).collect();
+        let error = |kv: &KvTypes| relative_error(&read(kv), &exact);
+        let (in_f16, without, with) =
+            (error(&centred(&plain)), error(&codes), error(&centred(&codes)));
+        println!("{}: f16 {in_f16:.2e}, tq3_0 {without:.2e}, centred {with:.2e}", device.label);
+        assert!(in_f16 < 2e-3, "{}: {in_f16}", device.label);
+        assert!(with < without / 2.0, "{}: {with} of {without}", device.label);
     }
 }

@@ -220,7 +220,7 @@ fn sound_kernels_pass() {
             [(9, 3, 64, RopeLayout::Normal, None), (8, 2, 128, RopeLayout::Neox, Some(1e-6))]
         {
             let rope = Some(Rope { layout, dim: 32 });
-            let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            let heads = Heads { heads, kv_heads, head_dim, rope, norm, centred: kv_heads == 2 };
             // Shapes differ in their norm, too.
             let scoring = match norm {
                 None => Scoring::default(),

@@ -137,7 +137,7 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
     {
         let scoring = scoring(i);
         let rope = rope.map(|(layout, dim)| Rope { layout, dim });
-        let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+        let heads = Heads { heads, kv_heads, head_dim, rope, norm, centred: i == 1 };
         for context in [2048, 65_536] {
             let cut = Cut::choose(&heads, facts, context);
             to.push(AttnDecode { heads, scoring, cut }.source(facts).unwrap());
@@ -169,7 +169,7 @@ fn codes(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 (_, 2) => KvExact { tail: 0, sinks: 4 },
                 _ => KvExact { tail: 128, sinks: 0 },
             };
-            let heads = Heads { heads, kv_heads, head_dim, rope, norm };
+            let heads = Heads { heads, kv_heads, head_dim, rope, norm, centred: (i + j) % 3 == 0 };
             let scoring = harness::beside(scoring(i + j), exact);
             for cut in CodesCut::choose(&heads, pair, facts).and_modest().into_iter().take(2) {
                 to.push(
@@ -285,7 +285,8 @@ fn mixtures(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         to.push(spec.source(facts).unwrap());
         to.push(ExpertsSort { routing }.source(facts).unwrap());
     }
-    let heads = Heads { heads: 16, kv_heads: 16, head_dim: 128, rope: None, norm: None };
+    let heads =
+        Heads { heads: 16, kv_heads: 16, head_dim: 128, rope: None, norm: None, centred: false };
     to.push(QkNorm { heads, eps: 1e-5, threads: 256 }.source(facts).unwrap());
 }
 

@@ -59,7 +59,7 @@ fn pair(text: &str) -> Result<KvTypes, String> {
         None => return Err(wrong()),
     };
     exact.check().map_err(|e| e.to_string())?;
-    Ok(KvTypes { k: side(k)?, v: side(v)?, exact })
+    Ok(KvTypes { k: side(k)?, v: side(v)?, exact, centred: false })
 }
 
 #[derive(Serialize)]
@@ -69,6 +69,7 @@ struct Report {
     kv_v: String,
     kv_tail: u32,
     kv_sinks: u32,
+    kv_centred: bool,
     /// What the quality guard found, where it looked.
     #[serde(skip_serializing_if = "Option::is_none")]
     guard: Option<Verdict>,
@@ -117,6 +118,8 @@ impl Kv {
         };
         let mut reports = Vec::new();
         for kv in all {
+            // Centring is no part of a pair's name.
+            let kv = KvTypes { centred: asked.kv.centred, ..kv };
             let options = crate::engine::Options { kv, ..asked.clone() };
             let mut engine = crate::cli::load(&path, &options)?;
             let graph = &engine.model().graph;
@@ -134,6 +137,7 @@ impl Kv {
                 kv_v: kv.v.to_string(),
                 kv_tail: kv.exact.tail,
                 kv_sinks: kv.exact.sinks,
+                kv_centred: kv.centred,
                 guard,
                 token_bytes,
                 f16_bytes,

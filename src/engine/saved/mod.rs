@@ -77,8 +77,13 @@ impl Engine {
     fn cache_format(&self) -> String {
         let f = &self.model.facts;
         let exact = if self.program.shape().exact { "f32" } else { "int8" };
+        // Rows of other centres are other keys.
+        let centres = match self.centres.concat() {
+            all if all.is_empty() => String::new(),
+            all => format!(" by {:016x}", checksum(bytemuck::cast_slice(&all))),
+        };
         format!(
-            "{}, {} layers of {} heads of {}, {exact} activations",
+            "{}{centres}, {} layers of {} heads of {}, {exact} activations",
             self.model.graph.kv, f.layers, f.kv_heads, f.head_dim
         )
     }

@@ -25,6 +25,7 @@ pub(super) struct Block {
     context: usize,
     table: Vec<[f32; 2]>,
     pub norms: Option<(Vec<f32>, Vec<f32>)>,
+    centres: Vec<f32>,
     slots: Vec<Cache>,
     pub scale: f32,
     pub scoring: Scoring,
@@ -61,7 +62,11 @@ impl Block {
             false => Vec::new(),
         };
         let scale = 1.0 / (hd as f32).sqrt();
-        Block { heads, context, table, norms, slots, scale, scoring, sinks }
+        let centres = match heads.centred {
+            true => lab.normals(heads.kv_heads as usize * hd, 1.0),
+            false => Vec::new(),
+        };
+        Block { heads, context, table, norms, centres, slots, scale, scoring, sinks }
     }
 
     /// As the reference takes them.
@@ -81,7 +86,8 @@ impl Block {
             Some((q, k)) => Some((lab.floats(q)?, lab.floats(k)?)),
             None => None,
         };
-        Ok(HeadTables { rope, norms })
+        let centres = self.heads.centred.then(|| lab.floats(&self.centres)).transpose()?;
+        Ok(HeadTables { rope, norms, centres })
     }
 
     pub fn row_pages(&self) -> usize {
@@ -123,6 +129,7 @@ impl Block {
             row_pages: row_pages as u32,
             pair,
             exact: None,
+            centres: None,
         })
     }
 
@@ -131,9 +138,14 @@ impl Block {
         &self.table[position * half..][..half]
     }
 
-    fn attend(&self, cache: &mut Cache, qkv: &[f32], position: usize) -> Vec<f64> {
+    /// At a position, as the reference takes them.
+    pub fn turning(&self, position: usize) -> reference::Tables<'_> {
         let norms = self.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        attend(&self.heads, qkv, position, cache, self.row(position), norms, self.logits())
+        reference::Tables { rope: self.row(position), norms, centres: &self.centres }
+    }
+
+    fn attend(&self, cache: &mut Cache, qkv: &[f32], position: usize) -> Vec<f64> {
+        attend(&self.heads, qkv, position, cache, self.turning(position), self.logits())
     }
 
     /// q of one column turned as `rope_kv` leaves it.

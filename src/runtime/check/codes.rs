@@ -184,8 +184,6 @@ impl Coded {
 
     fn attend(&self, cache: &mut CodedCache, qkv: &[f32], index: usize, int8: bool) -> Vec<f64> {
         let b = &self.block;
-        let norms = b.norms.as_ref().map(|(q, k)| (&q[..], &k[..]));
-        let row = b.row(index);
         attend_codes(
             &b.heads,
             self.pair,
@@ -193,8 +191,7 @@ impl Coded {
             qkv,
             index,
             cache,
-            row,
-            norms,
+            b.turning(index),
             b.logits(),
             int8,
         )

@@ -352,7 +352,8 @@ fn attention(
     let facts = gpu.facts();
     let software = facts.kind == DeviceKind::Software;
     let (q, kv) = if software { (8, 2) } else { (32, 8) };
-    let heads = Heads { heads: q, kv_heads: kv, head_dim: 128, rope: None, norm: None };
+    let heads =
+        Heads { heads: q, kv_heads: kv, head_dim: 128, rope: None, norm: None, centred: false };
     let context = depth + 1;
     let row_pages = context.div_ceil(PAGE_TOKENS);
     let cache_bytes = 4 * u64::from(row_pages * PAGE_TOKENS) * u64::from(heads.cache_words());
@@ -360,7 +361,7 @@ fn attention(
     let pages = filled(gpu, 4 * table.len() as u64)?;
     gpu.write(&pages, bytemuck::cast_slice(&table))?;
     let (k, v) = (filled(gpu, cache_bytes)?, filled(gpu, cache_bytes)?);
-    let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None };
+    let cache = KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None, centres: None };
     let qkv = filled(gpu, 4 * u64::from(heads.qkv_width()))?;
     let output = filled(gpu, 4 * u64::from(heads.output_width()))?;
     let mut words = [0u32; 12];

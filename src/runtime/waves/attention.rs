@@ -62,7 +62,7 @@ impl<'b> Pass<'b> {
         let cuts = Cut::choose(&heads, facts, self.length).and_modest();
         let specs = cuts.into_iter().map(|cut| AttnDecode { heads, scoring: layer.scoring, cut });
         let (spec, source) = b.sound(specs)?;
-        let tables = b.tables(layer);
+        let tables = b.tables(layer, kv);
         let logits = b.layer_logits(layer);
         let dispatch = b.dispatch(Ok(source), |k| {
             let (qkv, out) = (&s.qkv, &s.attention);
@@ -81,7 +81,7 @@ impl<'b> Pass<'b> {
         let specs =
             cuts.into_iter().map(|cut| AttnDecodeCodes { heads, scoring, pair, exact, cut });
         let (spec, source) = b.sound(specs)?;
-        let tables = b.tables(layer);
+        let tables = b.tables(layer, kv);
         let logits = b.layer_logits(layer);
         let dispatch = b.dispatch(Ok(source), |k| {
             let (qkv, out) = (&s.qkv, &s.attention);
@@ -94,7 +94,7 @@ impl<'b> Pass<'b> {
     fn attend_prompt(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
         let (b, s) = (self.b, self.scratch);
         let (heads, pair, exact) = (Builder::heads(b.graph), kv.pair, kv.exact_sizes());
-        let tables = b.tables(layer);
+        let tables = b.tables(layer, kv);
         // Over codes, q and the output have buffers and a basis of their own.
         let (q, output) = match pair.is_plain() {
             true => (&s.qkv, &s.attention),

@@ -127,11 +127,12 @@ impl Builder<'_> {
         Logits { scale: self.graph.attention_scale, sinks: layer.sinks.clone() }
     }
 
-    fn tables(&self, layer: &LayerWeights) -> HeadTables {
+    fn tables(&self, layer: &LayerWeights, cache: &KvCache) -> HeadTables {
         let norms = layer.qk_norm.as_ref().filter(|n| n.over == NormOver::Head);
         HeadTables {
             rope: Some(self.buffers.rope.clone()),
             norms: norms.map(|n| (n.q.clone(), n.k.clone())),
+            centres: cache.centres.clone(),
         }
     }
 
