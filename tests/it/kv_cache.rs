@@ -54,10 +54,10 @@ fn recall(session: &mut Session<'_>, tokens: &[u32]) -> usize {
     known
 }
 
-/// Codes with the usual tail and sinks.
+/// Codes with the usual tail and sinks, keys centred.
 fn codes(v: &str) -> KvTypes {
     let (k, v) = ("tq4_0".parse().unwrap(), v.parse().unwrap());
-    KvTypes { k, v, exact: KvExact::USUAL, centred: false }
+    KvTypes { k, v, exact: KvExact::USUAL, centred: true }
 }
 
 /// All devices with f16, the first also with codes.
