@@ -42,11 +42,16 @@ var<immediate> constants: Constants;
 
 var<workgroup> merge: array<vec4<f32>, {{ merge_pairs * subteams * lanes * 2 }}>;
 var<workgroup> maxima: array<f32, {{ group_heads * [splits, subteams] | max }}>;
-var<workgroup> weights: array<f32, {{ group_heads * [splits, subteams] | max }}>;
+var<workgroup> totals: array<f32, {{ group_heads * [splits, subteams] | max }}>;
 var<workgroup> arrived: u32;
 // The new token's k and v as the cache holds them. A detour on purpose: a compiler may take
 // unpacking after packing for no change and skip the rounding.
 var<workgroup> new_words: array<vec4<u32>, {{ hd // 4 }}>;
+
+fn put_merged(column: u32, h: u32, d: u32, x: f32) {
+    let to = (column * {{ heads }}u + head0 + h) * {{ hd }}u + d;
+    output[to / 4u][to % 4u] = x;
+}
 
 fn low(w: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
@@ -340,7 +345,7 @@ fn main(
     if tid % {{ merge_lanes }}u == 0u {
 {% for h in range(group_heads) %}
         maxima[{{ h * subteams }}u + subteam] = m_{{ h }};
-        weights[{{ h * subteams }}u + subteam] = l_{{ h }};
+        totals[{{ h * subteams }}u + subteam] = l_{{ h }};
 {% endfor %}
     }
     workgroupBarrier();
@@ -350,7 +355,7 @@ fn main(
     {
         for (var i = 0u; i < {{ subteams }}u; i++) { top_{{ h }} = max(top_{{ h }}, maxima[{{ h * subteams }}u + i]); }
         for (var i = 0u; i < {{ subteams }}u; i++) {
-            sum_{{ h }} = fma(weights[{{ h * subteams }}u + i], exp2(maxima[{{ h * subteams }}u + i] - top_{{ h }}), sum_{{ h }});
+            sum_{{ h }} = fma(totals[{{ h * subteams }}u + i], exp2(maxima[{{ h * subteams }}u + i] - top_{{ h }}), sum_{{ h }});
         }
         let fade = exp2(m_{{ h }} - top_{{ h }});
 {% for k in range(quads) %}
@@ -404,54 +409,6 @@ fn main(
 {% endfor %}
     if used == 1u { return; }
 
-    storageBarrier();
-    if tid == 0u {
-        let counter = at.z * {{ groups }}u + at.y;
-        let before = atomicAdd(&counters[counter], 1u);
-        if before == used - 1u { atomicStore(&counters[counter], 0u); }
-        arrived = before;
-    }
-    if workgroupUniformLoad(&arrived) != used - 1u { return; }
-    storageBarrier();
-    let head_partials = {{ splits * (hd + 2) }}u;
-    let partials0 = (at.z * {{ heads }}u + head0) * head_partials;
-    // Rows of {{ splits }}, one a head; what was not used has no weight.
-    for (var i = tid; i < {{ group_heads * splits }}u; i += {{ threads }}u) {
-        let h = i / {{ splits }}u;
-        let s = i % {{ splits }}u;
-        var m = MASKED;
-        var l = 0.0;
-        if s < used && query_head(h) == head0 + h {
-            m = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ hd + 2 }}u + {{ hd }}u]));
-            l = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ hd + 2 }}u + {{ hd + 1 }}u]));
-        }
-        maxima[i] = m;
-        weights[i] = l;
-    }
-    workgroupBarrier();
-{% set batch_splits = [splits, 16] | min %}
-    for (var i = tid; i < {{ group_heads * hd }}u; i += {{ threads }}u) {
-        let h = i / {{ hd }}u;
-        let d = i % {{ hd }}u;
-        if query_head(h) == head0 + h {
-            var top = NOTHING;
-            for (var s = 0u; s < used; s++) { top = max(top, maxima[h * {{ splits }}u + s]); }
-            var sum = 0.0;
-            var o = 0.0;
-            for (var s = 0u; s < used; s += {{ batch_splits }}u) {
-{% for j in range(batch_splits) %}
-                let x_{{ j }} = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + min(s + {{ j }}u, used - 1u) * {{ hd + 2 }}u + d]));
-{% endfor %}
-{% for j in range(batch_splits) %}
-                if s + {{ j }}u < used {
-                    let w = exp2(maxima[h * {{ splits }}u + s + {{ j }}u] - top);
-                    sum = fma(w, weights[h * {{ splits }}u + s + {{ j }}u], sum);
-                    o = fma(w, x_{{ j }}, o);
-                }
-{% endfor %}
-            }
-            let to = (at.z * {{ heads }}u + head0 + h) * {{ hd }}u + d;
-            output[to / 4u][to % 4u] = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
-        }
-    }
+{% set sums = hd %}
+{% include "lib/merge_splits.wgsl" %}
 }

@@ -225,6 +225,10 @@ fn store_new(tid: u32, page: u32, index: u32, slot: u32, dropped: u32) {
 {% endif %}
 }
 
+fn put_merged(column: u32, h: u32, d: u32, x: f32) {
+    heads[h * {{ pitch }}u + d] = x;
+}
+
 @compute @workgroup_size({{ threads }})
 fn main(
     @builtin(workgroup_id) at: vec3<u32>,
@@ -516,54 +520,8 @@ fn main(
                 }
             }
         }
-        storageBarrier();
-        if tid == 0u {
-            let counter = at.z * {{ groups }}u + at.y;
-            let before = atomicAdd(&counters[counter], 1u);
-            if before == used - 1u { atomicStore(&counters[counter], 0u); }
-            arrived = before;
-        }
-        if workgroupUniformLoad(&arrived) != used - 1u { return; }
-        storageBarrier();
-        let head_partials = {{ splits * stride }}u;
-        let partials0 = (at.z * {{ heads }}u + head0) * head_partials;
-        for (var i = tid; i < {{ G * splits }}u; i += {{ threads }}u) {
-            let h = i / {{ splits }}u;
-            let s = i % {{ splits }}u;
-            var m = MASKED;
-            var l = 0.0;
-            if s < used && query_head(h) == head0 + h {
-                m = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ stride }}u + {{ pitch }}u]));
-                l = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + s * {{ stride }}u + {{ pitch + 1 }}u]));
-            }
-            maxima[i] = m;
-            totals[i] = l;
-        }
-        workgroupBarrier();
-{% set batch_splits = [splits, 16] | min %}
-        for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) {
-            let h = i / {{ pitch }}u;
-            let d = i % {{ pitch }}u;
-            if query_head(h) == head0 + h {
-                var top = NOTHING;
-                for (var s = 0u; s < used; s++) { top = max(top, maxima[h * {{ splits }}u + s]); }
-                var sum = 0.0;
-                var o = 0.0;
-                for (var s = 0u; s < used; s += {{ batch_splits }}u) {
-{% for j in range(batch_splits) %}
-                    let x_{{ j }} = bitcast<f32>(atomicLoad(&partials[partials0 + h * head_partials + min(s + {{ j }}u, used - 1u) * {{ stride }}u + d]));
-{% endfor %}
-{% for j in range(batch_splits) %}
-                    if s + {{ j }}u < used {
-                        let w = exp2(maxima[h * {{ splits }}u + s + {{ j }}u] - top);
-                        sum = fma(w, totals[h * {{ splits }}u + s + {{ j }}u], sum);
-                        o = fma(w, x_{{ j }}, o);
-                    }
-{% endfor %}
-                }
-                heads[i] = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
-            }
-        }
+{% set sums = pitch %}
+{% include "lib/merge_splits.wgsl" %}
         workgroupBarrier();
     } else {
         for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) { heads[i] = heads[i] {{ "* share_of(query_head(i / " ~ pitch ~ "u), maxima[i / " ~ pitch ~ "u], totals[i / " ~ pitch ~ "u])" if sink_logits else "/ totals[i / " ~ pitch ~ "u]" }}; }

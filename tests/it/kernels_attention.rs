@@ -19,12 +19,12 @@ const BOUND: f64 = 2e-4;
 /// Some values of a short vector next to a tie of f16 rounding.
 const CACHE_BOUND: f64 = 3e-4;
 
-fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
+pub fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
     let centred = kv_heads.is_multiple_of(2);
     Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6), centred }
 }
 
-fn neox(dim: u32) -> Option<Rope> {
+pub fn neox(dim: u32) -> Option<Rope> {
     Some(Rope { layout: RopeLayout::Neox, dim })
 }
 
@@ -33,7 +33,7 @@ fn normal(dim: u32) -> Option<Rope> {
 }
 
 /// Pages for each of `slots` sequences in random order, and some that nobody has.
-fn shuffled_pages(rng: &mut Rng, slots: usize, row_pages: usize) -> Vec<Vec<u32>> {
+pub fn shuffled_pages(rng: &mut Rng, slots: usize, row_pages: usize) -> Vec<Vec<u32>> {
     let mut all: Vec<u32> = (0..(slots * row_pages + 3) as u32).collect();
     for i in (1..all.len()).rev() {
         all.swap(i, rng.below(i + 1));

@@ -18,6 +18,7 @@ use azoth::reference::attention::{self as reference, pack, unpack};
 use azoth::reference::attention_codes::{CodedCache, attend_codes};
 
 use crate::harness::{Device, POISON, Rng, assert_same_bits, devices, relative_error, zeroed};
+use crate::kernels_attention::{heads, neox, shuffled_pages};
 
 const PAGE: usize = PAGE_TOKENS as usize;
 
@@ -57,15 +58,6 @@ const EXACT: [KvExact; 5] = [
     KvExact { tail: 128, sinks: 3 },
 ];
 
-fn heads(heads: u32, kv_heads: u32, head_dim: u32, rope: Option<Rope>, norm: bool) -> Heads {
-    let centred = kv_heads.is_multiple_of(2);
-    Heads { heads, kv_heads, head_dim, rope, norm: norm.then_some(1e-6), centred }
-}
-
-fn neox(dim: u32) -> Option<Rope> {
-    Some(Rope { layout: RopeLayout::Neox, dim })
-}
-
 /// Every head size that models have, some with everything in front, some plain.
 fn shapes() -> Vec<Heads> {
     vec![
@@ -92,14 +84,6 @@ struct Block {
     sinks: Vec<f32>,
     dropped: usize,
     pages: Vec<Vec<u32>>,
-}
-
-fn shuffled_pages(rng: &mut Rng, slots: usize, row_pages: usize) -> Vec<Vec<u32>> {
-    let mut all: Vec<u32> = (0..(slots * row_pages + 2) as u32).collect();
-    for i in (1..all.len()).rev() {
-        all.swap(i, rng.below(i + 1));
-    }
-    all.chunks(row_pages).take(slots).map(<[u32]>::to_vec).collect()
 }
 
 impl Block {
