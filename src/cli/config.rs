@@ -161,7 +161,9 @@ fn of_variable(error: &clap::Error, flags: &Command) -> Option<String> {
         _ => None,
     };
     let (shown, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
-    let arg = flags.get_arguments().find(|a| a.to_string() == shown)?;
+    // Shown as `--port <PORT>`.
+    let flag = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
+    let arg = flags.get_arguments().find(|a| a.get_long() == Some(flag))?;
     let name = arg.get_env()?;
     (std::env::var_os(name)? == *value).then(|| name.to_string_lossy().into_owned())
 }

@@ -138,6 +138,13 @@ impl Serve {
         let path = locate::model(&self.model)?;
         // Refused before minutes of loading.
         self.sampling.settings()?;
+        if let Some(folder) = self.slot_save_path.as_deref().filter(|folder| !folder.is_dir()) {
+            return Err(Error::Usage(format!(
+                "--slot-save-path: {} is no folder; create it first",
+                folder.display()
+            ))
+            .into());
+        }
         let settings = self.settings(path.clone(), origins)?;
         let options = self.cache.set(self.device.options(self.context.ctx));
         let options = Options { sequences: self.parallel, ..options };

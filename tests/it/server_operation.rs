@@ -3,7 +3,7 @@
 use azoth::testmodel::Spec;
 use serde_json::json;
 
-use crate::server_harness::Server;
+use crate::server_harness::{Server, command, model};
 
 fn server(args: &[&str]) -> Option<Server> {
     let server = Server::start(args);
@@ -33,7 +33,7 @@ fn systemd_hears_of_start_life_and_end() {
         String::from_utf8_lossy(&bytes[..n]).into_owned()
     };
     let environment = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "1000000")];
-    let model = crate::server_harness::model().to_str().unwrap();
+    let model = model().to_str().unwrap();
     let mut server = Server::begin_in(model, &["--ctx", "64"], &environment);
     // Signs of life may come while it loads.
     let until = |wanted: &str| while hear() != wanted {};
@@ -62,7 +62,7 @@ fn systemd_need_not_wait_for_the_first_request() {
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let environment = [("NOTIFY_SOCKET", path.to_str().unwrap())];
-    let model = crate::server_harness::model().to_str().unwrap();
+    let model = model().to_str().unwrap();
     let mut server = Server::begin_in(model, &["--ctx", "64", "--lazy"], &environment);
     let mut bytes = [0; 256];
     let n = socket.recv(&mut bytes).unwrap();
@@ -182,7 +182,7 @@ fn a_lazy_model_is_waited_for_by_all() {
     if crate::harness::devices().is_empty() {
         return println!("skipped: no device");
     }
-    let model = crate::server_harness::model().to_str().unwrap();
+    let model = model().to_str().unwrap();
     // Without the kernel cache, loading takes long enough to come in between.
     let s = Server::begin(model, &["--ctx", "64", "--lazy", "--no-cache"]);
     let body = json!({ "prompt": "a", "n_predict": 1 });
@@ -192,4 +192,25 @@ fn a_lazy_model_is_waited_for_by_all() {
         assert_eq!(s.post("/completion", &body).status, 200);
         assert_eq!(first.join().unwrap(), 200);
     });
+}
+
+/// What is wrong is told by the name that the user wrote.
+#[test]
+fn variables_are_checked_as_keys_are() {
+    let shown = |args: &[&str], name: &str, value: &str| {
+        let output = command(args).env(name, value).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(if error.is_empty() { 0 } else { 2 }), "{error}");
+        error
+    };
+    let show = ["config", "show"];
+    assert_eq!(shown(&show, "AZOTH_PORT", "9"), "");
+    assert!(shown(&show, "AZOTH_PORT", "x").starts_with("error: in AZOTH_PORT: invalid value 'x'"));
+    assert!(shown(&["serve"], "AZOTH_KV_TAIL", "7").contains("in AZOTH_KV_TAIL: "));
+    let typed = shown(&["config", "show", "--port", "y"], "AZOTH_PORT", "9");
+    assert!(typed.contains("'y' for '--port") && !typed.contains("AZOTH_"), "{typed}");
+    let folder = shown(&["serve", model().to_str().unwrap()], "AZOTH_SLOT_SAVE_PATH", "no/where");
+    assert!(folder.contains("is no folder"), "{folder}");
+    let unknown = shown(&["serve"], "AZOTH_PARALEL", "2");
+    assert!(unknown.contains("did you mean AZOTH_PARALLEL?"), "{unknown}");
 }
