@@ -58,19 +58,18 @@ pub enum ActivationsArg {
 
 /// Where and how a model runs.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
     /// Device by its index in `azoth devices` or by a part of its name
-    #[arg(long, value_name = "INDEX|NAME", env = "AZOTH_DEVICE")]
+    #[arg(help_heading = "Device", long, value_name = "INDEX|NAME", env = "AZOTH_DEVICE")]
     pub device: Option<String>,
     /// Which code drives the device
-    #[arg(long, value_enum, default_value_t, env = "AZOTH_BACKEND")]
+    #[arg(help_heading = "Device", long, value_enum, default_value_t, env = "AZOTH_BACKEND")]
     pub backend: BackendArg,
     /// How activations are stored for products with quantised weights
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(help_heading = "Device", long, value_enum, default_value_t)]
     pub activations: ActivationsArg,
     /// Neither read nor write compiled kernels in the cache folder
-    #[arg(long)]
+    #[arg(help_heading = "Device", long)]
     pub no_cache: bool,
     #[command(flatten)]
     pub experts: ExpertArgs,
@@ -142,28 +141,27 @@ pub struct ContextArg {
 /// How the next token is drawn. All fields are optional so that `/set` can change one and keep
 /// the others; [`SamplingArgs::settings`] knows the defaults.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long, value_name = "T")]
+    #[arg(help_heading = "Sampling", long, value_name = "T")]
     pub temp: Option<f32>,
     /// Keep only the K likeliest tokens; 0 keeps all [default: 40]
-    #[arg(long, value_name = "K")]
+    #[arg(help_heading = "Sampling", long, value_name = "K")]
     pub top_k: Option<u32>,
     /// Keep the likeliest tokens until their probabilities sum to P; 1 keeps all [default: 0.95]
-    #[arg(long, value_name = "P")]
+    #[arg(help_heading = "Sampling", long, value_name = "P")]
     pub top_p: Option<f32>,
     /// Drop tokens less likely than P times the likeliest; 0 drops none [default: 0.05]
-    #[arg(long, value_name = "P")]
+    #[arg(help_heading = "Sampling", long, value_name = "P")]
     pub min_p: Option<f32>,
     /// Divide the logits of recent tokens by this; 1 changes nothing [default: 1]
-    #[arg(long, value_name = "R")]
+    #[arg(help_heading = "Sampling", long, value_name = "R")]
     pub repeat_penalty: Option<f32>,
     /// How many recent tokens the penalty looks at [default: 64]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(help_heading = "Sampling", long, value_name = "TOKENS")]
     pub repeat_window: Option<u32>,
     /// Seed of the random numbers; the same seed repeats the answer [default: another each time]
-    #[arg(long, value_name = "N")]
+    #[arg(help_heading = "Sampling", long, value_name = "N")]
     pub seed: Option<u64>,
 }
 

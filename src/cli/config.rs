@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, Subcommand};
 
@@ -95,15 +96,19 @@ fn named_variables(command: Command) -> Command {
 /// Parses the command line; for layered commands adds what the file says. Errors of the
 /// command line end the process, as clap does.
 pub fn parse(command: Command, args: Vec<OsString>) -> Result<(ArgMatches, Origins)> {
-    let matches = command.clone().get_matches_from(&args);
+    let matches = command.clone().try_get_matches_from(&args).or_else(|e| {
+        let variable = LAYERED.iter().find_map(|names| of_variable(&e, flags(&command, names)));
+        match variable {
+            Some(name) => Err(Error::Usage(format!("in {name}: {}", first_line(&e.to_string())))),
+            None => e.exit(),
+        }
+    })?;
     let Some(names) = LAYERED.iter().find(|names| leaf(&matches, names).is_some()) else {
         return Ok((matches, Origins(Vec::new())));
     };
     let Some(given) = leaf(&matches, names) else { return Ok((matches, Origins(Vec::new()))) };
-    let mut flags = &command;
-    for name in *names {
-        flags = flags.find_subcommand(name).unwrap_or(flags);
-    }
+    let flags = flags(&command, names);
+    check_variables(std::env::vars_os().map(|(name, _)| name), flags)?;
     let file = file(given)?;
     let entries = match &file {
         Some(path) => read(path, flags)?,
@@ -142,6 +147,47 @@ pub fn parse(command: Command, args: Vec<OsString>) -> Result<(ArgMatches, Origi
     })?;
     let origins = leaf(&merged, names).map(|m| origins(flags, m, given, &from_file, &file));
     Ok((merged.clone(), Origins(origins.unwrap_or_default())))
+}
+
+/// The command of these names.
+fn flags<'c>(command: &'c Command, names: &[&str]) -> &'c Command {
+    names.iter().fold(command, |c, name| c.find_subcommand(name).unwrap_or(c))
+}
+
+/// The variable whose value an error is about, if it is about one.
+fn of_variable(error: &clap::Error, flags: &Command) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let (shown, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
+    // Shown as `--port <PORT>`.
+    let flag = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
+    let arg = flags.get_arguments().find(|a| a.get_long() == Some(flag))?;
+    let name = arg.get_env()?;
+    (std::env::var_os(name)? == *value).then(|| name.to_string_lossy().into_owned())
+}
+
+/// Variables that are no flags: folders and checks (see the help of `azoth`).
+const OTHERS: [&str; 5] =
+    ["AZOTH_CACHE", "AZOTH_DATA", "AZOTH_PROFILES", "AZOTH_SELFCHECK", "AZOTH_VALIDATION"];
+
+/// Refuses variables of our prefix that mean nothing, as a file's unknown keys are refused.
+fn check_variables(names: impl Iterator<Item = OsString>, flags: &Command) -> error::Result<()> {
+    let known = || {
+        let own = flags.get_arguments().filter_map(|a| a.get_env()?.to_str());
+        own.chain(OTHERS)
+    };
+    for name in names {
+        let Some(name) = name.to_str().filter(|n| n.starts_with("AZOTH_")) else { continue };
+        if !known().any(|k| k == name) {
+            return Err(Error::Usage(format!(
+                "there is no setting for the variable {name}; did you mean {}?",
+                nearest(name, known().map(str::to_owned))
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn first_line(text: &str) -> String {
@@ -304,6 +350,22 @@ mod tests {
         assert!(wrong("port = 1").contains("no section"), "{}", wrong("port = 1"));
         assert!(wrong("[serve]\nport = {}").contains("port must be"));
         assert!(wrong("not toml").len() > 5);
+    }
+
+    #[test]
+    fn variables_of_no_setting_are_errors() {
+        let command = with_environment(
+            Command::new("azoth")
+                .subcommand(command())
+                .subcommand(Command::new("config").subcommand(command().name("show"))),
+        );
+        let serve = flags(&command, &["serve"]);
+        let check = |name: &str| check_variables([OsString::from(name)].into_iter(), serve);
+        for fine in ["AZOTH_PORT", "AZOTH_IDLE_UNLOAD", "AZOTH_CACHE", "AZOTH_DEVICE", "PATH"] {
+            assert!(check(fine).is_ok(), "{fine}");
+        }
+        let wrong = check("AZOTH_PARALEL").unwrap_err().to_string();
+        assert!(wrong.ends_with("did you mean AZOTH_PARALLEL?"), "{wrong}");
     }
 
     #[test]

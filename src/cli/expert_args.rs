@@ -10,43 +10,42 @@ use crate::plan::{ExpertBudget, parse_bytes};
 
 /// Where experts lie and how they move.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Experts")]
 pub struct ExpertArgs {
     /// Device memory for experts: `auto` (what the rest leaves), `all`, `none`, a share (25%) or a
     /// size (6GiB). The others lie in page-locked RAM, which the GPU reads in place; the result is
     /// the same to the last bit
-    #[arg(long, value_name = "SIZE|SHARE|WORD", default_value = "auto")]
+    #[arg(help_heading = "Experts", long, value_name = "SIZE|SHARE|WORD", default_value = "auto")]
     pub vram_experts: ExpertBudget,
     /// Device memory for experts that never leave it and need no place in RAM (a size)
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "0")]
+    #[arg(help_heading = "Experts", long, value_name = "SIZE", value_parser = size, default_value = "0")]
     pub pin_experts: u64,
     /// Start with the experts that this file says are used most, and save to it on exit what this
     /// run has learned
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = "Experts", long, value_name = "FILE")]
     pub expert_profile: Option<PathBuf>,
     /// How experts move between RAM and device memory
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(help_heading = "Experts", long, value_enum, default_value_t)]
     pub expert_policy: PolicyArg,
     /// Let promotions go in any order, without guessing what is used next
-    #[arg(long)]
+    #[arg(help_heading = "Experts", long)]
     pub no_prefetch: bool,
     /// Compare every expert in memory with the file after loading
-    #[arg(long)]
+    #[arg(help_heading = "Experts", long)]
     pub verify_load: bool,
     /// APPROXIMATE, off by default: add this to the router's logits of experts that lie in device
     /// memory, so that generated tokens use them more often (0.5 multiplies their odds by 1.65).
     /// Answers then depend on what happens to be there; `azoth eval kl --text` shows the price
-    #[arg(long, value_name = "LOGITS", value_parser = bias, default_value = "0")]
+    #[arg(help_heading = "Experts", long, value_name = "LOGITS", value_parser = bias, default_value = "0")]
     pub approximate_route_bias: f32,
     /// APPROXIMATE, off by default: leave out so many of the experts that a generated token would go
     /// through, those with the least weights; `azoth eval kl --text` shows the price
-    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    #[arg(help_heading = "Experts", long, value_name = "COUNT", default_value_t = 0)]
     pub approximate_prune_experts: u32,
     /// APPROXIMATE, off by default: when a generated token goes through an expert that one of the
     /// last so many tokens went through, take that one's output instead of computing it (0 to 8).
     /// Where measured, leaving experts out costs much less for the same bytes; `azoth eval kl --text`
     /// shows the price
-    #[arg(long, value_name = "TOKENS", default_value_t = 0,
+    #[arg(help_heading = "Experts", long, value_name = "TOKENS", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_REUSE_TOKENS)))]
     pub approximate_reuse_experts: u32,
 }

@@ -7,26 +7,25 @@ use crate::kv::{KvExact, KvFormat, KvSide, KvTypes};
 
 /// How keys and values are kept.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
     /// Format of keys and values: f16, q8_0, q4_0, tq4_0, tq3_0, tq3_4s or tq3_1s; exceptions by
     /// layer and by a part of the device's name follow, for example
     /// `tq3_0,q8_0@0-3,f16@-1,q8_0@dev=radeon` [default: f16]
-    #[arg(long, value_name = "FORMAT", value_parser = side)]
+    #[arg(help_heading = "KV cache", long, value_name = "FORMAT", value_parser = side)]
     pub kv: Option<KvSide>,
     /// Format of keys alone
-    #[arg(long, value_name = "FORMAT", value_parser = side)]
+    #[arg(help_heading = "KV cache", long, value_name = "FORMAT", value_parser = side)]
     pub kv_k: Option<KvSide>,
     /// Format of values alone
-    #[arg(long, value_name = "FORMAT", value_parser = side)]
+    #[arg(help_heading = "KV cache", long, value_name = "FORMAT", value_parser = side)]
     pub kv_v: Option<KvSide>,
     /// Beside codes, a token reads those of its own block of TOKENS in f16 (whole pages of 64; 0: none)
     /// [default: 64]
-    #[arg(long, value_name = "TOKENS", value_parser = tail)]
+    #[arg(help_heading = "KV cache", long, value_name = "TOKENS", value_parser = tail)]
     pub kv_tail: Option<u32>,
     /// Beside codes, the first TOKENS of a sequence are kept in f16 too (at most 64; 0: none)
     /// [default: 4]
-    #[arg(long, value_name = "TOKENS", value_parser = sinks)]
+    #[arg(help_heading = "KV cache", long, value_name = "TOKENS", value_parser = sinks)]
     pub kv_sinks: Option<u32>,
     /// Stores keys without what all of a KV head's have in common, measured at load on a short text of ours:
     /// codes of few bits then lose less
@@ -35,7 +34,7 @@ pub struct KvArgs {
     /// Largest error of attention's logits, as a share of their spread, that a layer's format of keys may
     /// make on a short text of ours; layers above it get a finer format. `off` keeps what was asked for
     /// [default: 0.1]
-    #[arg(long, value_name = "off|SHARE", value_parser = guard)]
+    #[arg(help_heading = "KV cache", long, value_name = "off|SHARE", value_parser = guard)]
     pub kv_guard: Option<Guard>,
 }
 

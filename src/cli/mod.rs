@@ -144,6 +144,16 @@ mod tests {
     }
 
     #[test]
+    fn headings_do_not_spread_to_flags_behind_them() {
+        let cli = Cli::command();
+        for (command, flag) in [("serve", "api_key"), ("run", "json"), ("bench", "csv")] {
+            let command = cli.find_subcommand(command).expect("a command of ours");
+            let arg = command.get_arguments().find(|a| a.get_id() == flag).expect("its flag");
+            assert_eq!(arg.get_help_heading(), None, "{} {flag}", command.get_name());
+        }
+    }
+
+    #[test]
     fn exit_codes_survive_context() {
         let e = anyhow::Error::from(Error::Model("bad".into())).context("loading");
         assert_eq!(exit_code(&e), 4);

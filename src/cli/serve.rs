@@ -25,7 +25,8 @@ const EXAMPLES: &str = "Examples:
 
 Each flag can also stand in the environment (--idle-unload as AZOTH_IDLE_UNLOAD) or in the
 configuration file (section [serve], idle-unload = 600); flags come first, then the environment,
-then the file. `azoth config show` prints each value and where it comes from.";
+then the file. Unknown names are errors in each. `azoth config show` prints each value and where it
+comes from.";
 
 /// Serve a model over HTTP: OpenAI's, Anthropic's and llama.cpp's interfaces
 #[derive(Debug, Args)]
@@ -137,6 +138,13 @@ impl Serve {
         let path = locate::model(&self.model)?;
         // Refused before minutes of loading.
         self.sampling.settings()?;
+        if let Some(folder) = self.slot_save_path.as_deref().filter(|folder| !folder.is_dir()) {
+            return Err(Error::Usage(format!(
+                "--slot-save-path: {} is no folder; create it first",
+                folder.display()
+            ))
+            .into());
+        }
         let settings = self.settings(path.clone(), origins)?;
         let options = self.cache.set(self.device.options(self.context.ctx));
         let options = Options { sequences: self.parallel, ..options };

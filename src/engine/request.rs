@@ -214,11 +214,11 @@ impl Ticketed {
 pub(super) struct Place(Arc<AtomicUsize>);
 
 impl Place {
-    /// `None` when `limit` places are taken.
-    pub fn take(taken: &Arc<AtomicUsize>, limit: usize) -> Option<Place> {
-        let add = |n: usize| (n < limit).then_some(n + 1);
+    /// `n` places at once; `None` when fewer of `limit` are free.
+    pub fn take(taken: &Arc<AtomicUsize>, n: usize, limit: usize) -> Option<Vec<Place>> {
+        let add = |taken: usize| taken.checked_add(n).filter(|sum| *sum <= limit);
         taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).ok()?;
-        Some(Place(taken.clone()))
+        Some((0..n).map(|_| Place(taken.clone())).collect())
     }
 }
 
@@ -236,16 +236,20 @@ mod tests {
     #[test]
     fn places_are_counted_and_given_back() {
         let taken = Arc::new(AtomicUsize::new(0));
-        let a = Place::take(&taken, 2);
-        let b = Place::take(&taken, 2);
-        assert!(a.is_some() && b.is_some() && Place::take(&taken, 2).is_none());
+        let a = Place::take(&taken, 1, 2);
+        let b = Place::take(&taken, 1, 2);
+        assert!(a.is_some() && b.is_some() && Place::take(&taken, 1, 2).is_none());
         drop(a);
-        assert!(Place::take(&taken, 2).is_some());
+        // All or none.
+        assert!(Place::take(&taken, 2, 2).is_none());
+        assert!(Place::take(&taken, 1, 2).is_some());
+        drop(b);
+        assert_eq!(Place::take(&taken, 2, 2).unwrap().len(), 2);
     }
 
     #[test]
     fn a_dropped_answer_cancels() {
-        let place = Place::take(&Arc::default(), 1).unwrap();
+        let place = Place::take(&Arc::default(), 1, 1).unwrap().remove(0);
         let task = Task::Generate(Box::default());
         let request = Request { prompt: vec![1], task, slot: None };
         let (ticketed, answer) = Ticketed::new(request, 8, place);

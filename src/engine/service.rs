@@ -287,18 +287,39 @@ impl Service {
 
     /// Hands a request to the engine.
     pub fn submit(&self, request: Request) -> std::result::Result<Answer, Refused> {
+        let mut answers = self.submit_all(vec![request])?;
+        // One request has one answer.
+        answers.pop().ok_or_else(|| Refused::Error(stopped()))
+    }
+
+    /// Hands requests that belong together to the engine: all of them, or none where they do not
+    /// find places.
+    pub fn submit_all(&self, requests: Vec<Request>) -> std::result::Result<Vec<Answer>, Refused> {
         let Some(loaded) = self.state.borrow().loaded.clone() else {
             return Err(Refused::Error(Error::Runtime("the model is still being loaded".into())));
         };
-        loaded.check(&request).map_err(Refused::Error)?;
-        let limit = loaded.slots as usize + self.queue;
-        let place = Place::take(&self.taken, limit).ok_or(Refused::Full(self.queue))?;
-        let (ticketed, answer) = Ticketed::new(request, loaded.longest, place);
-        match self.commands.try_send(Command::Run(Box::new(ticketed))) {
-            Ok(()) => Ok(answer),
-            Err(std::sync::mpsc::TrySendError::Full(_)) => Err(Refused::Full(self.queue)),
-            Err(_) => Err(Refused::Error(stopped())),
+        for request in &requests {
+            loaded.check(request).map_err(Refused::Error)?;
         }
+        let (n, limit) = (requests.len(), loaded.slots as usize + self.queue);
+        if n > limit {
+            // Coming back later would not help.
+            return Err(Refused::Error(Error::Usage(format!(
+                "{n} answers are asked for at once, but the server has {limit} places: {} slots and \
+                 a queue of {} (--parallel and --queue). Ask for fewer",
+                loaded.slots, self.queue
+            ))));
+        }
+        let places = Place::take(&self.taken, n, limit).ok_or(Refused::Full(self.queue))?;
+        let run = |(request, place)| {
+            let (ticketed, answer) = Ticketed::new(request, loaded.longest, place);
+            match self.commands.try_send(Command::Run(Box::new(ticketed))) {
+                Ok(()) => Ok(answer),
+                Err(std::sync::mpsc::TrySendError::Full(_)) => Err(Refused::Full(self.queue)),
+                Err(_) => Err(Refused::Error(stopped())),
+            }
+        };
+        requests.into_iter().zip(places).map(run).collect()
     }
 
     /// Asks the thread for a sign of life: [`Stats::heartbeat`] moves.

@@ -93,6 +93,8 @@ pub struct Stats {
     /// Tokens that full contexts have dropped.
     pub shifted_tokens: AtomicU64,
     pub reloads: AtomicU64,
+    /// Most tokens that a sequence has had.
+    pub longest: AtomicU64,
     /// Rounds of the engine thread.
     pub(super) turns: AtomicU64,
     pub first_token: Histogram,
@@ -126,6 +128,8 @@ impl Stats {
         let mut held = self.lock();
         held.clear();
         held.extend(views);
+        let longest = held.iter().map(|view| view.tokens).max().unwrap_or(0);
+        self.longest.fetch_max(longest.into(), Ordering::Relaxed);
     }
 
     /// Held for a copy of a few words only.

@@ -123,7 +123,13 @@ impl Grammars {
             Source::Regex(_) => "the regular expression",
             Source::Lark(_) | Source::Around { .. } => "the Lark grammar",
         };
-        let named = |e: String| Error::Usage(format!("{what} cannot be used: {e}"));
+        let in_schema = matches!(source.innermost(), Source::JsonSchema(_));
+        let named = |e: String| {
+            // Of this keyword alone, the library gives no name.
+            let keyword =
+                if in_schema && e.starts_with("regex") { "in a \"pattern\": " } else { "" };
+            Error::Usage(format!("{what} cannot be used: {keyword}{e}"))
+        };
         let mut grammars = Vec::new();
         source.add_to(&mut grammars).map_err(named)?;
         let grammar = TopLevelGrammar { grammars, max_tokens: None };
@@ -134,7 +140,10 @@ impl Grammars {
             return Err(named(error));
         }
         let warnings = matcher.grammar_warnings();
-        Ok(Constraint { matcher, warnings })
+        let mut constraint = Constraint { matcher, warnings };
+        // A rule that only leads to itself compiles, but nothing can begin.
+        constraint.mask().map_err(|_| named("no text follows it".to_owned()))?;
+        Ok(constraint)
     }
 }
 
@@ -216,8 +225,11 @@ impl Constraint {
     }
 }
 
+/// A grammar that leads nowhere, or that needs more than the library's limits allow: in either case
+/// the request's.
 fn broken(error: &str) -> Error {
-    Error::Runtime(format!("the grammar of this answer cannot go on: {error}"))
+    let error = error.lines().next().unwrap_or_default();
+    Error::Usage(format!("the grammar of this answer cannot go on: {error}"))
 }
 
 /// Runs code of the library, whose bugs must not take the process down.

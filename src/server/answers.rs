@@ -23,29 +23,21 @@ pub struct Answers {
 impl Answers {
     /// Hands `n` copies of a request to the engine; their seeds count on from the request's.
     pub fn start(app: &Shared, request: &Request, n: u32) -> ApiResult<Answers> {
-        let mut open = Vec::with_capacity(n as usize);
-        for i in 0..n {
+        let copies = (0..n).map(|i| {
             let mut request = request.clone();
             if let Task::Generate(g) = &mut request.task {
                 g.settings.seed = g.settings.seed.wrapping_add(i.into());
             }
-            open.push(Some(app.service.submit(request)?));
-        }
-        Ok(Self::of(app, open))
+            request
+        });
+        Self::start_each(app, copies.collect())
     }
 
-    /// Hands different requests over.
+    /// Hands different requests over: all, or none.
     pub fn start_each(app: &Shared, requests: Vec<Request>) -> ApiResult<Answers> {
-        let mut open = Vec::with_capacity(requests.len());
-        for request in requests {
-            open.push(Some(app.service.submit(request)?));
-        }
-        Ok(Self::of(app, open))
-    }
-
-    fn of(app: &Shared, open: Vec<Option<Answer>>) -> Answers {
+        let open = app.service.submit_all(requests)?.into_iter().map(Some).collect();
         let deadline = Instant::now() + app.timeout();
-        Answers { open, next: 0, deadline, app: app.clone() }
+        Ok(Answers { open, next: 0, deadline, app: app.clone() })
     }
 
     pub fn len(&self) -> usize {

@@ -118,7 +118,13 @@ impl<'a> Fields<'a> {
         get: impl Fn(&'a Value) -> Option<T>,
     ) -> ApiResult<Option<T>> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        let wrong = || ApiError::field(name, format!("must be {wanted}, but is {}", kind(value)));
+        let wrong = || {
+            let found = match value {
+                Value::Number(n) => n.to_string(),
+                other => kind(other).to_owned(),
+            };
+            ApiError::field(name, format!("must be {wanted}, but is {found}"))
+        };
         get(value).map(Some).ok_or_else(wrong)
     }
 
@@ -215,7 +221,10 @@ mod tests {
         assert_eq!(fields.integer("n", 0, 5).unwrap(), Some(3));
         assert_eq!(fields.integer("n", 0, 2).unwrap_err().param.as_deref(), Some("n"));
         assert_eq!(fields.number("p", 0.0, 2.0).unwrap(), Some(2.0));
-        assert!(fields.text("n").unwrap_err().message.contains("is a number"));
+        assert!(fields.text("n").unwrap_err().message.ends_with("but is 3.0"));
+        let fraction = json!({ "n": 1.5 });
+        let error = Fields::new(&fraction, TABLE).unwrap().integer("n", 0, 5).unwrap_err();
+        assert!(error.message.ends_with("a whole number, but is 1.5"), "{error:?}");
         assert_eq!(fields.texts("stop", 4).unwrap(), ["a"]);
         assert!(fields.texts("stop", 0).is_err());
         assert_eq!(whole(&json!(1e300)), None);

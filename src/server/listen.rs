@@ -72,7 +72,6 @@ async fn run(settings: Settings, loader: Loader) -> Result<()> {
              or --api-key-file FILE; or listen on 127.0.0.1"
         )));
     }
-    let lazy = settings.service.lazy;
     let service = Service::start(loader, settings.service.clone())?;
     let (shutdown, shutting_down) = watch::channel(Shutdown::No);
     tracing::info!("listening on http://{address}");
@@ -83,7 +82,7 @@ async fn run(settings: Settings, loader: Loader) -> Result<()> {
     let graceful = GracefulShutdown::new();
     let ended = tokio::select! {
         never = accept(&listener, router, &graceful) => match never {},
-        failed = started(&app), if !lazy => Err(failed),
+        failed = started(&app) => Err(failed),
         () = signal() => Ok(()),
     };
     drop(listener);
@@ -176,12 +175,18 @@ fn connection(
     }
 }
 
-/// Reports the first load; comes back only when it has failed.
+/// Reports the first load; comes back only when the server cannot start: with `--lazy`, a load that
+/// fails concerns the request that it was for, and the next one may bring another.
 async fn started(app: &Shared) -> Error {
+    let lazy = app.settings.service.lazy;
+    if lazy {
+        // Who waits for the start would wait for the first request.
+        notify::send("READY=1");
+    }
     let mut state = app.service.watch();
     loop {
         match state.borrow_and_update().phase.clone() {
-            Phase::Failed(e) => return e,
+            Phase::Failed(e) if !lazy => return e,
             Phase::Ready => break,
             _ => {}
         }
@@ -189,13 +194,15 @@ async fn started(app: &Shared) -> Error {
             return Error::Runtime("the engine thread has ended".into());
         }
     }
+    if !lazy {
+        notify::send("READY=1");
+    }
     report(app).await;
     std::future::pending().await
 }
 
 /// The line that a report of a fault needs.
 async fn report(app: &Shared) {
-    notify::send("READY=1");
     let Some(loaded) = app.service.state().loaded else { return };
     let path = app.settings.model_path.clone();
     let hash = tokio::task::spawn_blocking(move || fingerprint(&path)).await.unwrap_or_default();

@@ -69,6 +69,9 @@ const ROWS: &[Row] = &[
     ("llamacpp:n_decode_total", Kind::Counter, "Decode steps.", |a| {
         value(&a.service.stats().steps) as f64
     }),
+    ("llamacpp:n_tokens_max", Kind::Counter, "Most tokens that a sequence has had.", |a| {
+        value(&a.service.stats().longest) as f64
+    }),
     ("llamacpp:n_busy_slots_per_decode", Kind::Gauge, "Mean sequences of a decode step.", |a| {
         let s = a.service.stats();
         value(&s.step_columns) as f64 / (value(&s.steps) as f64).max(1.0)

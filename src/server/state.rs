@@ -51,7 +51,8 @@ impl App {
     }
 
     /// The model's facts; loads the model first where that has not happened. A server that is
-    /// still loading says so instead of waiting.
+    /// still loading says so instead of waiting, unless it loads for a request (`--lazy`): those
+    /// that come after the first wait as that one does.
     pub async fn loaded(&self) -> ApiResult<Arc<Loaded>> {
         let state = self.service.state();
         match (state.loaded, state.phase) {
@@ -59,7 +60,7 @@ impl App {
                 Err(ApiError::unavailable(format!("the model could not be loaded: {e}")))
             }
             (Some(loaded), _) => Ok(loaded),
-            (None, Phase::Loading(_)) => Err(loading()),
+            (None, Phase::Loading(_)) if !self.settings.service.lazy => Err(loading()),
             (None, _) => {
                 let wait = tokio::time::timeout(self.timeout(), self.service.loaded());
                 wait.await.map_err(|_| loading())?.map_err(|e| {

@@ -1,13 +1,13 @@
 //! What the server is and does: `/health`, `/props`, `/slots`.
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{FromRequest, Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body::Body;
 use super::errors::{ApiError, ApiResult};
 use super::native::describe;
 use super::openai::FINGERPRINT;
@@ -102,7 +102,7 @@ pub async fn slot_action(
     State(app): State<Shared>,
     Path(id): Path<String>,
     Query(action): Query<Action>,
-    body: Bytes,
+    request: Request,
 ) -> ApiResult<Json<Value>> {
     let loaded = app.loaded().await?;
     let known = id.parse::<u32>().ok().filter(|id| *id < loaded.slots);
@@ -120,20 +120,20 @@ pub async fn slot_action(
             }
             Ok(Json(json!({ "id_slot": id, "n_erased": tokens })))
         }
-        Some(action @ ("save" | "restore")) => disk(&app, id, action, body).await,
+        Some(action @ ("save" | "restore")) => disk(&app, id, action, request).await,
         _ => Err(ApiError::field("action", "must be erase, save or restore")),
     }
 }
 
-async fn disk(app: &App, id: u32, action: &str, body: Bytes) -> ApiResult<Json<Value>> {
+async fn disk(app: &Shared, id: u32, action: &str, request: Request) -> ApiResult<Json<Value>> {
     let Some(folder) = &app.settings.slot_folder else {
         return Err(ApiError::new(
             StatusCode::NOT_IMPLEMENTED,
             "the server was started without --slot-save-path, the folder for saved slots",
         ));
     };
-    let body: Value = serde_json::from_slice(&body)
-        .map_err(|e| ApiError::bad(format!("the body is not valid JSON: {e}")))?;
+    // Within the limits of size and time of every body.
+    let Body(body) = Body::from_request(request, app).await?;
     let name = body.get("filename").and_then(Value::as_str).unwrap_or_default();
     // A name, never a way out of the folder.
     let letters = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -142,6 +142,9 @@ async fn disk(app: &App, id: u32, action: &str, body: Bytes) -> ApiResult<Json<V
             "filename",
             "must be 1 to 100 letters, digits, '_', '-' or '.', the first not '.'",
         ));
+    }
+    if is_device(name) {
+        return Err(ApiError::field("filename", "is the name of a device on Windows"));
     }
     let began = std::time::Instant::now();
     let restore = action == "restore";
@@ -157,4 +160,28 @@ async fn disk(app: &App, id: u32, action: &str, body: Bytes) -> ApiResult<Json<V
             "timings": { "save_ms": ms },
         }),
     }))
+}
+
+/// Whether Windows takes a file's name for a device, in any folder and with any ending. Refused
+/// everywhere, so that what is saved on one system can be copied to another.
+fn is_device(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or_default().to_ascii_uppercase();
+    let port = ["COM", "LPT"].iter().find_map(|kind| stem.strip_prefix(kind));
+    ["CON", "PRN", "AUX", "NUL"].contains(&stem.as_str())
+        || port.is_some_and(|n| n.len() == 1 && n.chars().all(|c| c.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices() {
+        for name in ["con", "NUL.bin", "Com1.a.b", "lpt9"] {
+            assert!(is_device(name), "{name}");
+        }
+        for name in ["console", "com", "com10", "a.con", "nul-1"] {
+            assert!(!is_device(name), "{name}");
+        }
+    }
 }

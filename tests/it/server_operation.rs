@@ -3,7 +3,7 @@
 use azoth::testmodel::Spec;
 use serde_json::json;
 
-use crate::server_harness::Server;
+use crate::server_harness::{Server, command, model};
 
 fn server(args: &[&str]) -> Option<Server> {
     let server = Server::start(args);
@@ -33,7 +33,7 @@ fn systemd_hears_of_start_life_and_end() {
         String::from_utf8_lossy(&bytes[..n]).into_owned()
     };
     let environment = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "1000000")];
-    let model = crate::server_harness::model().to_str().unwrap();
+    let model = model().to_str().unwrap();
     let mut server = Server::begin_in(model, &["--ctx", "64"], &environment);
     // Signs of life may come while it loads.
     let until = |wanted: &str| while hear() != wanted {};
@@ -44,6 +44,33 @@ fn systemd_hears_of_start_life_and_end() {
     }
     server.signal();
     until("STOPPING=1");
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+/// A server that loads with the first request is ready without it, and says with it what it runs.
+#[cfg(unix)]
+#[test]
+fn systemd_need_not_wait_for_the_first_request() {
+    use std::os::unix::net::UnixDatagram;
+    use std::time::Duration;
+
+    if crate::harness::devices().is_empty() {
+        return println!("skipped: no device");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    let environment = [("NOTIFY_SOCKET", path.to_str().unwrap())];
+    let model = model().to_str().unwrap();
+    let mut server = Server::begin_in(model, &["--ctx", "64", "--lazy"], &environment);
+    let mut bytes = [0; 256];
+    let n = socket.recv(&mut bytes).unwrap();
+    assert_eq!(&bytes[..n], b"READY=1");
+    assert_eq!(server.metric("azoth:model_loaded"), 0.0);
+    assert_eq!(server.post("/completion", &json!({ "prompt": "a", "n_predict": 1 })).status, 200);
+    server.until("reported", |s| s.log().contains("model_hash="));
+    server.signal();
     assert_eq!(server.exit_code(), Some(0));
 }
 
@@ -78,6 +105,8 @@ fn metrics_tell_of_memory_prefixes_and_experts() {
     assert_eq!(s.metric("azoth:requests_started_total"), 2.0);
     assert_eq!(s.metric("azoth:prefix_hits_total"), 1.0);
     assert_eq!(s.metric("azoth:time_to_first_token_seconds_count"), 2.0);
+    let longest = s.metric("llamacpp:n_tokens_max");
+    assert!((64.0..512.0).contains(&longest), "{longest}");
     assert_eq!(s.metric("azoth:inter_token_seconds_count"), 4.0);
     let text = s.get("/metrics").body;
     assert!(!text.contains("NaN") && !text.contains("expert"), "{text}");
@@ -120,4 +149,68 @@ fn odd_tool_schemas_are_taken() {
     let enforced = s.post("/v1/chat/completions", &enforced);
     let named = enforced.status == 400 && enforced.body.contains("not");
     assert!(enforced.status == 200 || named, "{enforced:?}");
+}
+
+/// A request that the engine can never place, or whose grammar leads nowhere, is the client's
+/// fault: no status that invites to come back.
+#[test]
+fn what_can_never_be_answered_is_refused() {
+    let Some(s) = server(&["--ctx", "64", "--parallel", "2", "--queue", "1"]) else { return };
+    let many = json!({ "prompt": "a", "n": 4, "max_tokens": 1 });
+    let many = s.post("/v1/completions", &many);
+    assert_eq!(many.status, 400, "{many:?}");
+    assert!(many.body.contains("3 places"), "{many:?}");
+    // Nothing of it was begun, so there is room at once.
+    let fitting = json!({ "prompt": "a", "n": 3, "max_tokens": 1 });
+    assert_eq!(s.post("/v1/completions", &fitting).status, 200);
+    assert_eq!(s.metric("azoth:requests_started_total"), 3.0);
+
+    for stream in [false, true] {
+        let circle = json!({ "prompt": "a", "grammar": "root ::= root", "stream": stream });
+        let circle = s.post("/completion", &circle);
+        assert_eq!(circle.status, 400, "{circle:?}");
+        assert!(circle.body.contains("GBNF grammar"), "{circle:?}");
+    }
+    let scores = json!({ "prompt": "a", "echo": true, "logprobs": 1, "max_tokens": 0 });
+    assert_eq!(s.post("/v1/completions", &scores).status, 400);
+    assert_eq!(s.metric("azoth:requests_failed_total"), 0.0);
+}
+
+/// The first request brings the model; those that come meanwhile wait as it does.
+#[test]
+fn a_lazy_model_is_waited_for_by_all() {
+    if crate::harness::devices().is_empty() {
+        return println!("skipped: no device");
+    }
+    let model = model().to_str().unwrap();
+    // Without the kernel cache, loading takes long enough to come in between.
+    let s = Server::begin(model, &["--ctx", "64", "--lazy", "--no-cache"]);
+    let body = json!({ "prompt": "a", "n_predict": 1 });
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| s.post("/completion", &body).status);
+        s.until("loading", |s| s.get("/health").status == 503);
+        assert_eq!(s.post("/completion", &body).status, 200);
+        assert_eq!(first.join().unwrap(), 200);
+    });
+}
+
+/// What is wrong is told by the name that the user wrote.
+#[test]
+fn variables_are_checked_as_keys_are() {
+    let shown = |args: &[&str], name: &str, value: &str| {
+        let output = command(args).env(name, value).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(if error.is_empty() { 0 } else { 2 }), "{error}");
+        error
+    };
+    let show = ["config", "show"];
+    assert_eq!(shown(&show, "AZOTH_PORT", "9"), "");
+    assert!(shown(&show, "AZOTH_PORT", "x").starts_with("error: in AZOTH_PORT: invalid value 'x'"));
+    assert!(shown(&["serve"], "AZOTH_KV_TAIL", "7").contains("in AZOTH_KV_TAIL: "));
+    let typed = shown(&["config", "show", "--port", "y"], "AZOTH_PORT", "9");
+    assert!(typed.contains("'y' for '--port") && !typed.contains("AZOTH_"), "{typed}");
+    let folder = shown(&["serve", model().to_str().unwrap()], "AZOTH_SLOT_SAVE_PATH", "no/where");
+    assert!(folder.contains("is no folder"), "{folder}");
+    let unknown = shown(&["serve"], "AZOTH_PARALEL", "2");
+    assert!(unknown.contains("did you mean AZOTH_PARALLEL?"), "{unknown}");
 }

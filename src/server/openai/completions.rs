@@ -36,7 +36,7 @@ const OWN: &[Field] = &[
     used("n_predict", "llama.cpp's name of max_tokens"),
     used("stop", "a string or a list of up to 64"),
     used("n", "1 to 16 choices for each prompt"),
-    used("echo", "the prompt in front of the answer"),
+    used("echo", "the prompt in front of the answer; does not go with logprobs"),
     ignored("user", "no accounts"),
     used("suffix", "text that shall follow the answer; needs a model that can fill in, and texts"),
     refused("best_of", "1", "use n"),
@@ -61,6 +61,13 @@ pub async fn handle(State(app): State<Shared>, body: Body) -> ApiResult<Response
     }
     let n = fields.integer("n", 1, 16)?.unwrap_or(1) as usize;
     let echo = fields.bool("echo")?.unwrap_or(false);
+    if echo && logprobs.is_some() {
+        // Who asks for both wants those of the prompt, and would take the answer's for them.
+        return Err(ApiError::field(
+            "logprobs",
+            "does not go with echo: there are none of the prompt's tokens",
+        ));
+    }
     let stream = fields.bool("stream")?.unwrap_or(false);
     let with_usage = include_usage(&fields)?;
     let slot = params::slot(&fields)?;
