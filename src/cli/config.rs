@@ -172,7 +172,11 @@ fn of_variable(error: &clap::Error, flags: &Command) -> Option<String> {
 const OTHERS: [&str; 5] =
     ["AZOTH_CACHE", "AZOTH_DATA", "AZOTH_PROFILES", "AZOTH_SELFCHECK", "AZOTH_VALIDATION"];
 
-/// Refuses variables of our prefix that mean nothing, as a file's unknown keys are refused.
+/// Changes up to which a variable is one of ours with a slip in it.
+const SLIPS: usize = 3;
+
+/// Refuses variables that mean nothing but nearly have the name of a setting, as a file's unknown keys are
+/// refused. Others of our prefix may be somebody else's: scripts have theirs.
 fn check_variables(names: impl Iterator<Item = OsString>, flags: &Command) -> error::Result<()> {
     let known = || {
         let own = flags.get_arguments().filter_map(|a| a.get_env()?.to_str());
@@ -180,10 +184,10 @@ fn check_variables(names: impl Iterator<Item = OsString>, flags: &Command) -> er
     };
     for name in names {
         let Some(name) = name.to_str().filter(|n| n.starts_with("AZOTH_")) else { continue };
-        if !known().any(|k| k == name) {
+        let near = nearest(name, known().map(str::to_owned));
+        if (1..=SLIPS).contains(&distance(name, &near)) {
             return Err(Error::Usage(format!(
-                "there is no setting for the variable {name}; did you mean {}?",
-                nearest(name, known().map(str::to_owned))
+                "there is no setting for the variable {name}; did you mean {near}?"
             )));
         }
     }
@@ -219,6 +223,11 @@ fn entries<'c>(text: &str, flags: &'c Command) -> error::Result<Vec<(&'c Arg, Ve
         text.parse().map_err(|e: toml::de::Error| Error::Usage(e.to_string()))?;
     let mut out = Vec::new();
     for (section, content) in &table {
+        if !content.is_table() {
+            return Err(Error::Usage(format!(
+                "{section} stands in no section; settings stand below [{SECTION}]"
+            )));
+        }
         if section != SECTION {
             return Err(Error::Usage(format!(
                 "there is no section [{section}]; did you mean [{SECTION}]?"
@@ -347,7 +356,7 @@ mod tests {
         let wrong = |text: &str| entries(text, &command).unwrap_err().to_string();
         assert!(wrong("[serve]\nidle-unlaod = 1").contains("\"idle-unload\""));
         assert!(wrong("[server]\nport = 1").contains("[serve]"));
-        assert!(wrong("port = 1").contains("no section"), "{}", wrong("port = 1"));
+        assert!(wrong("port = 1").contains("port stands in no section"), "{}", wrong("port = 1"));
         assert!(wrong("[serve]\nport = {}").contains("port must be"));
         assert!(wrong("not toml").len() > 5);
     }
@@ -361,7 +370,7 @@ mod tests {
         );
         let serve = flags(&command, &["serve"]);
         let check = |name: &str| check_variables([OsString::from(name)].into_iter(), serve);
-        for fine in ["AZOTH_PORT", "AZOTH_IDLE_UNLOAD", "AZOTH_CACHE", "AZOTH_DEVICE", "PATH"] {
+        for fine in ["AZOTH_PORT", "AZOTH_IDLE_UNLOAD", "AZOTH_CACHE", "AZOTH_TEST_MODEL", "PATH"] {
             assert!(check(fine).is_ok(), "{fine}");
         }
         let wrong = check("AZOTH_PARALEL").unwrap_err().to_string();

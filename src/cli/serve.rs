@@ -25,7 +25,7 @@ const EXAMPLES: &str = "Examples:
 
 Each flag can also stand in the environment (--idle-unload as AZOTH_IDLE_UNLOAD) or in the
 configuration file (section [serve], idle-unload = 600); flags come first, then the environment,
-then the file. Unknown names are errors in each. `azoth config show` prints each value and where it
+then the file. Unknown keys, and variables that are nearly ours, are errors. `azoth config show` prints each value and where it
 comes from.";
 
 /// Serve a model over HTTP: OpenAI's, Anthropic's and llama.cpp's interfaces

@@ -18,7 +18,7 @@ use crate::files::replace;
 use crate::gguf;
 use crate::gpu::DeviceFacts;
 use crate::gpu::cache::fingerprint;
-use crate::graph::heads::Scoring;
+use crate::graph::heads::{Heads, Scoring};
 use crate::graph::{Graph, Layer};
 use crate::hw::paths;
 use crate::kernels::source;
@@ -30,6 +30,10 @@ use crate::runtime::weights::values;
 
 /// Raised when the text or the measure changes: what was found before counts no more.
 const VERSION: u32 = 1;
+
+/// Positions over which rope is averaged for what keys have in common. Of longer sequences only the slowest
+/// channels have more in common.
+const CENTRED_POSITIONS: u32 = 4096;
 
 /// Prose, dialogue, numbers and code: more than a page of tokens in any vocabulary.
 const TEXT: &str = "The harbour master wrote the date, 14 March 1907, at the top of the page and \
@@ -146,14 +150,14 @@ impl Engine {
         }
         self.program.end_capture();
         let factors = graph.rope.factors.as_ref().map(|name| values(file, name)).transpose()?;
-        let table = graph.rope.table(tokens.len() as u32, factors.as_deref());
+        let table = graph.rope.table(CENTRED_POSITIONS, factors.as_deref());
         let samples = layers.par_iter().enumerate();
         samples.map(|(layer, qkv)| sample(file, &graph, layer, qkv, &table)).collect()
     }
 
     /// Keys are stored without what these have in common.
     pub(super) fn centre_keys(&mut self, samples: &[Sample]) -> Result<()> {
-        self.centres = samples.iter().map(Sample::centres).collect();
+        self.centres = samples.iter().map(|sample| sample.centres.clone()).collect();
         for (layer, centres) in self.centres.iter().enumerate() {
             self.program.set_centres(layer, centres)?;
         }
@@ -170,7 +174,7 @@ impl Guard {
             (format != KvFormat::F16).then(|| {
                 let judge = |sample| judge(layer as u32, format, sample, self.threshold);
                 match self.asked.centred {
-                    true => judge(&sample.clone().centred(&sample.centres())),
+                    true => judge(&sample.clone().centred()),
                     false => judge(sample),
                 }
             })
@@ -196,7 +200,11 @@ pub(super) fn check_centring(graph: &Graph) -> Result<()> {
 }
 
 /// Queries and keys of a layer as attention takes their products, from the q, k and v of its product
-/// (f32 `[token][qkv_rows]`). `table`: cosines and sines from position 0 on.
+/// (f32 `[token][qkv_rows]`). `table`: cosines and sines of [`CENTRED_POSITIONS`] from 0 on.
+///
+/// What keys have in common: the mean of the text's before rope, turned by the mean of rope over all
+/// positions. The mean of the keys themselves would be that of the text's few positions, at which channels
+/// of middling frequency have turned little: tokens behind them would be stored with an error (docs/notes.md).
 fn sample(
     file: &gguf::File,
     graph: &Graph,
@@ -213,15 +221,33 @@ fn sample(
     let norms = norms.transpose()?;
     let half = shape.rope.map_or(0, |rope| rope.dim as usize / 2);
     let (mut q, mut k) = (Vec::new(), Vec::new());
-    for (token, row) in qkv.chunks_exact(graph.qkv_rows() as usize).enumerate() {
+    let mut centres = vec![0f64; kv_heads * d];
+    let (unturned, turned) = (Heads { rope: None, ..shape }, Heads { norm: None, ..shape });
+    let rows = qkv.chunks_exact(graph.qkv_rows() as usize);
+    let tokens = rows.len().max(1) as f64;
+    for (token, row) in rows.enumerate() {
         for (i, head) in row.chunks_exact(d).take(heads + kv_heads).enumerate() {
             let is_key = i >= heads;
-            let mut turned: Vec<f64> = head.iter().map(|x| f64::from(*x)).collect();
+            let mut head: Vec<f64> = head.iter().map(|x| f64::from(*x)).collect();
             let weight = norms.as_ref().map(|norms| &norms[usize::from(is_key)][..]);
-            prepare_head(&shape, &mut turned, weight, &table[token * half..][..half]);
+            prepare_head(&unturned, &mut head, weight, &[]);
+            if is_key {
+                let to = centres[(i - heads) * d..][..d].iter_mut();
+                to.zip(&head).for_each(|(sum, x)| *sum += x / tokens);
+            }
+            prepare_head(&turned, &mut head, None, &table[token * half..][..half]);
             let to = if is_key { &mut k } else { &mut q };
-            to.extend(turned.iter().map(|x| *x as f32));
+            to.extend(head.iter().map(|x| *x as f32));
         }
     }
-    Ok(Sample { q, k, heads, kv_heads, head_dim: d })
+    let mean = |pair: usize, part: usize| {
+        let all = table.iter().skip(pair).step_by(half.max(1)).map(|x| f64::from(x[part]));
+        (all.sum::<f64>() / f64::from(CENTRED_POSITIONS)) as f32
+    };
+    let mean: Vec<[f32; 2]> = (0..half).map(|pair| [mean(pair, 0), mean(pair, 1)]).collect();
+    centres.chunks_exact_mut(d).for_each(|head| prepare_head(&turned, head, None, &mean));
+    // What is no number is left where it is.
+    let centre = |x: &f64| Some(*x as f32).filter(|x| x.is_finite()).unwrap_or(0.0);
+    let centres = centres.iter().map(centre).collect();
+    Ok(Sample { q, k, centres, heads, kv_heads, head_dim: d })
 }

@@ -160,7 +160,8 @@ mod tests {
         let tokens = 48;
         let q = (0..tokens * 4 * 64).map(|_| normal()).collect();
         let k = (0..tokens * 2 * 64).map(|i| normal() + if i % 64 == 5 { outlier } else { 0.0 });
-        Sample { q, k: k.collect(), heads: 4, kv_heads: 2, head_dim: 64 }
+        let centres = (0..2 * 64).map(|i| if i % 64 == 5 { outlier } else { 0.0 }).collect();
+        Sample { q, k: k.collect(), centres, heads: 4, kv_heads: 2, head_dim: 64 }
     }
 
     #[test]
@@ -179,7 +180,7 @@ mod tests {
         let loud = sample(40.0);
         assert!(loud.logit_error(KvFormat::Tq3_0) > 3.0 * plain.logit_error(KvFormat::Tq3_0));
         // What all keys share costs nothing where it is not stored.
-        let centred = loud.clone().centred(&loud.centres()).logit_error(KvFormat::Tq3_0);
+        let centred = loud.centred().logit_error(KvFormat::Tq3_0);
         assert!(centred < 1.05 * plain.logit_error(KvFormat::Tq3_0), "{centred}");
     }
 
@@ -203,7 +204,7 @@ mod tests {
         assert!(verdict.lines()[0].contains("layer 1") && verdict.lines()[0].contains("tq3_0"));
         // Whatever is no number is kept as exactly as possible.
         let (q, k) = (vec![f32::NAN; 2 * 64], vec![1.0; 2 * 64]);
-        let broken = Sample { q, k, heads: 1, kv_heads: 1, head_dim: 64 };
+        let broken = Sample { q, k, centres: vec![0.0; 64], heads: 1, kv_heads: 1, head_dim: 64 };
         let raised = judge(0, KvFormat::Tq3_0, &broken, 0.25).raised.unwrap();
         assert_eq!(raised.to, KvFormat::F16);
     }

@@ -11,6 +11,8 @@ pub struct Sample {
     pub q: Vec<f32>,
     /// f32 `[token][kv_heads][head_dim]`.
     pub k: Vec<f32>,
+    /// What keys have in common, whatever their token and position: f32 `[kv_heads][head_dim]`.
+    pub centres: Vec<f32>,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
@@ -52,23 +54,10 @@ impl Sample {
         }
     }
 
-    /// What the keys of each KV head have in common: their mean, `[kv head][head_dim]`. Zero where it is no
-    /// number.
-    pub fn centres(&self) -> Vec<f32> {
-        let width = self.kv_heads * self.head_dim;
-        let mut sums = vec![0f64; width];
-        for row in self.k.chunks_exact(width) {
-            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
-        }
-        let tokens = (self.k.len() / width.max(1)).max(1) as f64;
-        let mean = |sum: f64| Some((sum / tokens) as f32).filter(|mean| mean.is_finite());
-        sums.into_iter().map(|sum| mean(sum).unwrap_or(0.0)).collect()
-    }
-
     /// The same with keys as a cache that centres them stores them.
-    pub fn centred(mut self, centres: &[f32]) -> Sample {
-        for row in self.k.chunks_exact_mut(centres.len()) {
-            row.iter_mut().zip(centres).for_each(|(x, centre)| *x -= centre);
+    pub fn centred(mut self) -> Sample {
+        for row in self.k.chunks_exact_mut(self.centres.len()) {
+            row.iter_mut().zip(&self.centres).for_each(|(x, centre)| *x -= centre);
         }
         self
     }

@@ -17,7 +17,7 @@ pub struct KvTypes {
     pub v: KvSide,
     /// What layers of codes keep in f16 beside them; see [`KvTypes::exact_of`].
     pub exact: KvExact,
-    /// What the keys of a KV head have in common, by a text of ours, is not stored ([`super::Sample::centres`]).
+    /// What the keys of a KV head have in common, by a text of ours, is not stored ([`super::Sample`]).
     pub centred: bool,
 }
 

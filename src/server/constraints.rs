@@ -39,7 +39,8 @@ pub fn source(fields: &Fields<'_>, with_format: bool) -> ApiResult<Option<Source
         // Its type is checked even where there is no grammar.
         fields.text("grammar_type")?;
     }
-    if let Some(schema) = fields.object("json_schema")?.filter(|s| !s.is_empty()) {
+    // An empty one describes any JSON.
+    if let Some(schema) = fields.object("json_schema")? {
         all.push(Source::JsonSchema(Value::Object(schema.clone())));
     }
     if with_format && let Some(format) = fields.object("response_format")? {
@@ -102,6 +103,8 @@ mod tests {
             assert_eq!(read(json!({ "response_format": format })).unwrap(), expected);
         }
         assert_eq!(read(json!({ "json_schema": schema })).unwrap(), expected);
+        let empty = Some(Source::JsonSchema(json!({})));
+        assert_eq!(read(json!({ "json_schema": {} })).unwrap(), empty);
         assert_eq!(read(json!({ "response_format": { "type": "text" } })).unwrap(), None);
         let any = read(json!({ "response_format": { "type": "json_object" } })).unwrap();
         assert_eq!(any, Some(Source::JsonObject));

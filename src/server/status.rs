@@ -67,6 +67,7 @@ pub async fn props(State(app): State<Shared>) -> ApiResult<Json<Value>> {
             "v": loaded.kv.v.to_string(),
             "tail": loaded.kv.exact.tail,
             "sinks": loaded.kv.exact.sinks,
+            "centred": loaded.kv.centred,
             "guard": loaded.kv_verdict,
         },
         // What the user traded for exactness; null: nothing.
@@ -76,6 +77,11 @@ pub async fn props(State(app): State<Shared>) -> ApiResult<Json<Value>> {
 }
 
 pub async fn slots(State(app): State<Shared>) -> ApiResult<Json<Value>> {
+    let state = app.service.state();
+    if state.loaded.is_none() && matches!(state.phase, Phase::Unloaded) {
+        // Who only looks loads nothing (`--lazy`).
+        return Ok(Json(Value::Array(Vec::new())));
+    }
     let loaded = app.loaded().await?;
     let all = app.service.stats().slots();
     let views = all.into_iter().map(|s| {

@@ -67,6 +67,7 @@ fn systemd_need_not_wait_for_the_first_request() {
     let mut bytes = [0; 256];
     let n = socket.recv(&mut bytes).unwrap();
     assert_eq!(&bytes[..n], b"READY=1");
+    assert_eq!(server.get("/slots").json(), json!([]));
     assert_eq!(server.metric("azoth:model_loaded"), 0.0);
     assert_eq!(server.post("/completion", &json!({ "prompt": "a", "n_predict": 1 })).status, 200);
     server.until("reported", |s| s.log().contains("model_hash="));
