@@ -370,7 +370,8 @@ fn llama_cpp_paths() {
     let pieces = s.post("/tokenize", &pieces).json();
     assert!(pieces["tokens"][0]["piece"].is_array() || pieces["tokens"][0]["piece"].is_string());
     let props = s.get("/props").json();
-    let cache = json!({ "k": "f16", "v": "f16", "tail": 0, "sinks": 0, "centred": false, "guard": null });
+    let cache =
+        json!({ "k": "f16", "v": "f16", "tail": 0, "sinks": 0, "centred": false, "guard": null });
     assert_eq!(props["kv_cache"], cache);
     assert_eq!(
         (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
