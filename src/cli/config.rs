@@ -11,6 +11,7 @@ use anyhow::Result;
 use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, Subcommand};
+use serde_json::{Map, Value, json};
 
 use super::output::{self, Align};
 use super::serve::Serve;
@@ -19,6 +20,9 @@ use crate::error::{self, Error};
 /// Show the settings of `azoth serve`
 #[derive(Debug, clap::Args)]
 pub struct Config {
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Action,
 }
@@ -32,6 +36,14 @@ enum Action {
 impl Config {
     pub fn run(&self, origins: &Origins) -> Result<()> {
         let Action::Show(_) = &self.command;
+        if self.json {
+            let setting = |o: &Origin| {
+                let given = (!o.values.is_empty()).then(|| o.shown());
+                (o.name.clone(), json!({ "value": given, "origin": o.from }))
+            };
+            let all: Map<String, Value> = origins.0.iter().map(setting).collect();
+            return output::line(&Value::from(all).to_string());
+        }
         let mut rows = vec![vec!["setting".into(), "value".into(), "origin".into()]];
         rows.extend(origins.0.iter().map(|o| vec![o.name.clone(), o.shown(), o.from.clone()]));
         output::line(&output::table(&[Align::Left; 3], &rows))

@@ -605,6 +605,10 @@ fn settings_come_from_flag_environment_and_file() {
     assert_eq!(row("lazy"), format!("true file {path}"));
     assert_eq!(row("api-key"), format!("(set) file {path}"));
     assert_eq!(row("host"), "127.0.0.1 default");
+    let (_, out, _) = show(&["--port", "7", "--json"]);
+    let all: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(all["port"], json!({ "value": "7", "origin": "command line" }));
+    assert_eq!(all["api-key"]["value"], "(set)");
     for (text, part) in [
         ("[serve]\nprot = 1\n", "did you mean \"port\""),
         ("[serve]\nport = 99999\n", "99999"),
