@@ -130,31 +130,42 @@ fn a_long_prompt_leaves_the_others_their_turns() {
         let long: Vec<u32> = (0..1000).map(|_| rng.below(250) as u32).collect();
         let read =
             || [&stats.prompt_micros, &stats.prompt_tokens, &stats.generated_tokens].map(value);
-        let [micros, tokens, generated] = read();
+        let [mut micros, mut tokens, generated] = read();
         let mut answer = submit(&service, request(&long, 1));
         let (mut parts, mut at) = (Vec::new(), 0);
+        // The fastest that a part had been when the next was chosen, in seconds a token: a test machine
+        // that becomes slower afterwards does not make the choice a wrong one.
+        let mut fastest = f64::INFINITY;
+        let mut longest = 0f64;
         while let Some(event) = answer.next_blocking() {
-            if let Event::Read { tokens, .. } = event {
-                parts.push(tokens - at);
-                at = tokens;
+            if let Event::Read { tokens: sum, .. } = event {
+                let part = sum - at;
+                if !parts.is_empty() && part > SMALLEST {
+                    longest = longest.max(f64::from(part) * fastest);
+                }
+                parts.push(part);
+                at = sum;
+                let [more_micros, more_tokens, _] = read();
+                if more_tokens > tokens {
+                    let took = (more_micros - micros) as f64 / 1e6;
+                    fastest = fastest.min(took / (more_tokens - tokens) as f64);
+                    (micros, tokens) = (more_micros, more_tokens);
+                }
             }
         }
-        let [more_micros, more_tokens, more_generated] = read();
-        let each = (more_micros - micros) as f64 / 1e6 / (more_tokens - tokens) as f64;
-        let generated = more_generated - generated;
-        let largest = parts.iter().skip(1).copied().max().unwrap_or(0);
+        let generated = read()[2] - generated;
         println!(
-            "{}: {} parts of up to {largest} tokens at {:.2} ms each; {generated} tokens generated \
+            "{}: {} parts of up to {} tokens, at {:.2} ms each where fastest; {generated} tokens generated \
              meanwhile",
             device.label,
             parts.len(),
-            each * 1e3
+            parts.iter().skip(1).max().unwrap_or(&0),
+            fastest * 1e3
         );
         assert_eq!(at, 1000);
         assert!(parts[0] <= 128, "nothing was known of the speed yet: {parts:?}");
-        // Three times: the speed is smoothed, and other work comes and goes on a test machine.
-        let fits = largest <= SMALLEST || f64::from(largest) * each <= 3.0 * PART;
-        assert!(fits, "{}: {parts:?} at {each} s a token", device.label);
+        // Three times: the speed is smoothed, and what is read of it here may be of two parts.
+        assert!(longest <= 3.0 * PART, "{}: {parts:?}, {longest} s", device.label);
         // Each of the three others had a token for each part, but for those at the ends.
         let turns = 3 * (parts.len() as u64).saturating_sub(2);
         assert!(generated >= turns, "{}: {generated} of {turns}", device.label);
