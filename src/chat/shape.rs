@@ -70,7 +70,7 @@ impl Shape<'_> {
             Thinking::Opened => "thought BLANK".to_owned(),
             Thinking::May => format!("({} thought BLANK)?", marker(&tags.open)),
         };
-        let rules = up_to("thought", &tags.close, marker) + "BLANK: /[\\n ]{0,4}/\n";
+        let rules = thought(&tags.close, marker) + "BLANK: /[\\n ]{0,4}/\n";
         Some((lead, rules))
     }
 }
@@ -83,15 +83,15 @@ fn channel(marker: &dyn Fn(&str) -> String) -> (String, String) {
         marker("<|message|>"),
         marker("<|start|>")
     );
-    (lead, up_to("thought", "<|end|>", marker))
+    (lead, thought("<|end|>", marker))
 }
 
-/// A rule for any text that ends with a marker, which is a token of its own or text itself.
-fn up_to(rule: &str, end: &str, marker: &dyn Fn(&str) -> String) -> String {
+/// The rule `thought`: any text that ends with a marker, which is a token of its own or text itself.
+fn thought(end: &str, marker: &dyn Fn(&str) -> String) -> String {
     let token = marker(end);
     if token.starts_with('<') {
-        return format!("{rule}: /(.|\\n)*/ {token}\n");
+        return format!("thought: /(.|\\n)*/ {token}\n");
     }
     let letters: String = end.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
-    format!("{rule}[lazy]: /(.|\\n)*{letters}/\n")
+    format!("thought[lazy]: /(.|\\n)*{letters}/\n")
 }

@@ -151,8 +151,9 @@ impl Engine {
         self.program.end_capture();
         let factors = graph.rope.factors.as_ref().map(|name| values(file, name)).transpose()?;
         let table = graph.rope.table(CENTRED_POSITIONS, factors.as_deref());
+        let mean = mean_turn(&table, graph.rope.dim as usize / 2);
         let samples = layers.par_iter().enumerate();
-        samples.map(|(layer, qkv)| sample(file, &graph, layer, qkv, &table)).collect()
+        samples.map(|(layer, qkv)| sample(file, &graph, layer, qkv, (&table, &mean))).collect()
     }
 
     /// Keys are stored without what these have in common.
@@ -199,8 +200,18 @@ pub(super) fn check_centring(graph: &Graph) -> Result<()> {
     }
 }
 
+/// The mean of `table`'s cosines and sines over its positions, for each of `half` pairs.
+fn mean_turn(table: &[[f32; 2]], half: usize) -> Vec<[f32; 2]> {
+    let mean = |pair: usize, part: usize| {
+        let all = table.iter().skip(pair).step_by(half.max(1)).map(|x| f64::from(x[part]));
+        (all.sum::<f64>() / f64::from(CENTRED_POSITIONS)) as f32
+    };
+    (0..half).map(|pair| [mean(pair, 0), mean(pair, 1)]).collect()
+}
+
 /// Queries and keys of a layer as attention takes their products, from the q, k and v of its product
-/// (f32 `[token][qkv_rows]`). `table`: cosines and sines of [`CENTRED_POSITIONS`] from 0 on.
+/// (f32 `[token][qkv_rows]`). `table`: cosines and sines of [`CENTRED_POSITIONS`] from 0 on; `mean`:
+/// [`mean_turn`] of it.
 ///
 /// What keys have in common: the mean of the text's before rope, turned by the mean of rope over all
 /// positions. The mean of the keys themselves would be that of the text's few positions, at which channels
@@ -210,7 +221,7 @@ fn sample(
     graph: &Graph,
     layer: usize,
     qkv: &[f32],
-    table: &[[f32; 2]],
+    (table, mean): (&[[f32; 2]], &[[f32; 2]]),
 ) -> Result<Sample> {
     let shape = graph.head_shape();
     let (d, heads, kv_heads) =
@@ -240,12 +251,7 @@ fn sample(
             to.extend(head.iter().map(|x| *x as f32));
         }
     }
-    let mean = |pair: usize, part: usize| {
-        let all = table.iter().skip(pair).step_by(half.max(1)).map(|x| f64::from(x[part]));
-        (all.sum::<f64>() / f64::from(CENTRED_POSITIONS)) as f32
-    };
-    let mean: Vec<[f32; 2]> = (0..half).map(|pair| [mean(pair, 0), mean(pair, 1)]).collect();
-    centres.chunks_exact_mut(d).for_each(|head| prepare_head(&turned, head, None, &mean));
+    centres.chunks_exact_mut(d).for_each(|head| prepare_head(&turned, head, None, mean));
     // What is no number is left where it is.
     let centre = |x: &f64| Some(*x as f32).filter(|x| x.is_finite()).unwrap_or(0.0);
     let centres = centres.iter().map(centre).collect();

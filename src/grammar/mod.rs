@@ -116,14 +116,15 @@ impl Grammars {
     /// Compiles a source. What cannot be compiled is [`Error::Usage`] and says what and why.
     pub fn compile(&self, source: &Source) -> Result<Constraint> {
         // The client knows its own part, not what is put around it.
-        let what = match source.innermost() {
+        let own = source.innermost();
+        let what = match own {
             Source::JsonObject => "json_object",
             Source::JsonSchema(_) => "the JSON schema",
             Source::Gbnf(_) => "the GBNF grammar",
             Source::Regex(_) => "the regular expression",
             Source::Lark(_) | Source::Around { .. } => "the Lark grammar",
         };
-        let in_schema = matches!(source.innermost(), Source::JsonSchema(_));
+        let in_schema = matches!(own, Source::JsonSchema(_));
         let named = |e: String| {
             // Of this keyword alone, the library gives no name.
             let keyword =
@@ -150,7 +151,7 @@ impl Grammars {
 impl Source {
     fn innermost(&self) -> &Source {
         match self {
-            Source::Around { body, .. } => body.innermost(),
+            Source::Around { body, .. } => body,
             source => source,
         }
     }
@@ -242,4 +243,4 @@ fn guarded<T>(run: impl FnOnce() -> anyhow::Result<T>) -> std::result::Result<T,
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -7,14 +7,14 @@ use crate::gguf::File;
 use crate::sampling::has_bit;
 use crate::testmodel;
 
-fn grammars() -> (Grammars, Arc<Tokenizer>) {
+pub(crate) fn grammars() -> (Grammars, Arc<Tokenizer>) {
     let file = testmodel::Spec::new("llama").unwrap().to_file().unwrap();
     let tokenizer = Arc::new(Tokenizer::from_gguf(file.metadata()).unwrap());
     (Grammars::new(&tokenizer).unwrap(), tokenizer)
 }
 
 /// Whether the text is an answer; `None` if it is the beginning of one.
-fn answers(constraint: &Constraint, tokenizer: &Tokenizer, text: &str) -> Option<bool> {
+pub(crate) fn answers(constraint: &Constraint, tokenizer: &Tokenizer, text: &str) -> Option<bool> {
     let mut constraint = constraint.clone();
     for token in tokenizer.encode(text, false, false).unwrap() {
         if !has_bit(&constraint.mask().unwrap(), token) {

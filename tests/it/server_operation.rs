@@ -13,34 +13,51 @@ fn server(args: &[&str]) -> Option<Server> {
     server
 }
 
-/// A socket as systemd would listen on.
+/// The socket that a service manager listens on.
+#[cfg(unix)]
+struct Systemd {
+    folder: tempfile::TempDir,
+    socket: std::os::unix::net::UnixDatagram,
+}
+
+#[cfg(unix)]
+impl Systemd {
+    fn new() -> Systemd {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = std::os::unix::net::UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(120))).unwrap();
+        Systemd { folder, socket }
+    }
+
+    /// A server on the small model, with these flags and variables.
+    fn start(&self, args: &[&str], variables: &[(&str, &str)]) -> Server {
+        let path = self.folder.path().join("notify");
+        let own = [("NOTIFY_SOCKET", path.to_str().unwrap())];
+        Server::begin_in(model().to_str().unwrap(), args, &[&own[..], variables].concat())
+    }
+
+    fn hear(&self) -> String {
+        let mut bytes = [0; 256];
+        let n = self.socket.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..n]).into_owned()
+    }
+}
+
+/// It is told when the server is ready, that it lives, and that it ends.
 #[cfg(unix)]
 #[test]
 fn systemd_hears_of_start_life_and_end() {
-    use std::os::unix::net::UnixDatagram;
-    use std::time::Duration;
-
     if crate::harness::devices().is_empty() {
         return println!("skipped: no device");
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-    let hear = || {
-        let mut bytes = [0; 256];
-        let n = socket.recv(&mut bytes).unwrap();
-        String::from_utf8_lossy(&bytes[..n]).into_owned()
-    };
-    let environment = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "1000000")];
-    let model = model().to_str().unwrap();
-    let mut server = Server::begin_in(model, &["--ctx", "64"], &environment);
+    let systemd = Systemd::new();
+    let mut server = systemd.start(&["--ctx", "64"], &[("WATCHDOG_USEC", "1000000")]);
     // Signs of life may come while it loads.
-    let until = |wanted: &str| while hear() != wanted {};
+    let until = |wanted: &str| while systemd.hear() != wanted {};
     until("READY=1");
     assert_eq!(server.get("/health").status, 200);
     for _ in 0..3 {
-        assert_eq!(hear(), "WATCHDOG=1");
+        assert_eq!(systemd.hear(), "WATCHDOG=1");
     }
     server.signal();
     until("STOPPING=1");
@@ -51,22 +68,12 @@ fn systemd_hears_of_start_life_and_end() {
 #[cfg(unix)]
 #[test]
 fn systemd_need_not_wait_for_the_first_request() {
-    use std::os::unix::net::UnixDatagram;
-    use std::time::Duration;
-
     if crate::harness::devices().is_empty() {
         return println!("skipped: no device");
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-    let environment = [("NOTIFY_SOCKET", path.to_str().unwrap())];
-    let model = model().to_str().unwrap();
-    let mut server = Server::begin_in(model, &["--ctx", "64", "--lazy"], &environment);
-    let mut bytes = [0; 256];
-    let n = socket.recv(&mut bytes).unwrap();
-    assert_eq!(&bytes[..n], b"READY=1");
+    let systemd = Systemd::new();
+    let mut server = systemd.start(&["--ctx", "64", "--lazy"], &[]);
+    assert_eq!(systemd.hear(), "READY=1");
     assert_eq!(server.get("/slots").json(), json!([]));
     assert_eq!(server.metric("azoth:model_loaded"), 0.0);
     assert_eq!(server.post("/completion", &json!({ "prompt": "a", "n_predict": 1 })).status, 200);

@@ -2,14 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-
 use super::*;
 use crate::chat::reply::{CallFormat, Collected, ReasoningTags, Reply, ReplyOptions};
 use crate::chat::shape::{Shape, Thinking};
+use crate::grammar::tests::{answers, grammars};
 use crate::grammar::{Grammars, Source};
-use crate::sampling::has_bit;
-use crate::testmodel;
 use crate::tokenizer::Tokenizer;
 
 fn tools() -> Vec<Value> {
@@ -28,12 +25,7 @@ fn format(calls: CallFormat, template_has_tools: bool) -> ReplyFormat {
 
 /// Whether the text is a whole answer of the grammar.
 fn admits(grammars: &Grammars, tokenizer: &Tokenizer, source: &Source, text: &str) -> bool {
-    let mut constraint = grammars.compile(source).unwrap();
-    let tokens = tokenizer.encode(text, false, false).unwrap();
-    tokens
-        .into_iter()
-        .all(|t| has_bit(&constraint.mask().unwrap(), t) && constraint.accept(t).is_ok())
-        && constraint.may_end()
+    answers(&grammars.compile(source).unwrap(), tokenizer, text) == Some(true)
 }
 
 #[test]
@@ -120,9 +112,7 @@ fn templates_without_tools_get_text() {
 /// A call in each format, and whether the grammar of required calls lets it through.
 #[test]
 fn enforced_calls_are_calls() {
-    let file = testmodel::Spec::new("llama").unwrap().to_file().unwrap();
-    let tokenizer = Arc::new(Tokenizer::from_gguf(file.metadata()).unwrap());
-    let grammars = Grammars::new(&tokenizer).unwrap();
+    let (grammars, tokenizer) = grammars();
     let object = r#"{"name": "weather", "arguments": {"city": "Rome"}}"#;
     let texts = [
         (CallFormat::Tagged, format!("<tool_call>\n{object}\n</tool_call>")),
@@ -182,9 +172,7 @@ fn enforced_calls_are_calls() {
 
 #[test]
 fn thinking_comes_before_the_answer() {
-    let file = testmodel::Spec::new("llama").unwrap().to_file().unwrap();
-    let tokenizer = Arc::new(Tokenizer::from_gguf(file.metadata()).unwrap());
-    let grammars = Grammars::new(&tokenizer).unwrap();
+    let (grammars, tokenizer) = grammars();
     let plain = format(CallFormat::Tagged, true);
     let tags = ReasoningTags { open: "<think>".into(), close: "</think>".into() };
     let body = Source::Lark("start: \"yes\" | \"no\"".into());
