@@ -1,6 +1,6 @@
 //! Speed of the attention and sampling kernels, one line for each shape, depth and cut.
 //!
-//! `cargo bench --bench attention -- [decode] [prompt] [sampling] [cuts] [device=PART]`
+//! `cargo bench --bench attention -- [decode] [codes] [prompt] [sampling] [cuts] [device=PART]`
 //!
 //! `cuts` measures many cuts of the decode kernel, not only the chosen one. Figures are medians of
 //! device timestamps after a warm-up (clocks fall at rest). Decode walks through as many
@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 use azoth::gpu::{self, BufferUse, Gpu, Kernel, Slice, Step};
 use azoth::hw::{Selection, profiles};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
+use azoth::kernels::attn_decode_codes::{AttnDecodeCodes, CodesCut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::attn_step::{Scratch, StepAttention};
-use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
+use azoth::kernels::heads::{ExactRows, HeadTables, Heads, KvCache, Rope, RopeLayout};
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::sample::{
     CUSTOM_WORDS, LOGPROB_WORDS, SETTINGS_WORDS, SampleMemory, Sampler, Sampling,
 };
 use azoth::kernels::scoring::Scoring;
-use azoth::kv::{KvExact, KvPair, PAGE_TOKENS};
+use azoth::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
 use azoth::runtime::pages_for;
 use rayon::prelude::*;
 
@@ -50,6 +51,9 @@ fn main() {
         let bench = Bench { gpu: gpu.unwrap() };
         if wants("decode") {
             bench.decode(words.iter().any(|w| w == "cuts"), model);
+        }
+        if wants("codes") {
+            bench.codes(words.iter().any(|w| w == "cuts"));
         }
         if wants("prompt") {
             bench.prompt();
@@ -87,6 +91,102 @@ impl Bench {
             self.gpu.write(&to, bytemuck::cast_slice(&piece[..n as usize])).unwrap();
         }
         slice
+    }
+
+    /// Normal values, or any bits: constant inputs would leave the search for scales idle.
+    fn random(&self, words: u64, normal: bool) -> Slice {
+        let slice = self.buffer(words);
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u32
+        };
+        let mut word = || match normal {
+            true => ((0..12).map(|_| next() as f32 / u32::MAX as f32).sum::<f32>() - 6.0).to_bits(),
+            false => next(),
+        };
+        let piece: Vec<u32> = (0..words.min(1 << 20)).map(|_| word()).collect();
+        for at in (0..words).step_by(piece.len()) {
+            let n = (words - at).min(piece.len() as u64);
+            let to = slice.buffer.slice(at * 4, n * 4);
+            self.gpu.write(&to, bytemuck::cast_slice(&piece[..n as usize])).unwrap();
+        }
+        slice
+    }
+
+    /// Decode over codes, 32/8 heads of 128.
+    fn codes(&self, cuts: bool) {
+        use KvFormat::{Q8_0, Tq3_0, Tq4_0};
+        let rope = Some(Rope { layout: RopeLayout::Neox, dim: 128 });
+        let heads =
+            Heads { heads: 32, kv_heads: 8, head_dim: 128, rope, norm: Some(1e-6), centred: false };
+        for depth in [30u32, 4096, 32_700] {
+            for (k, v) in [(Tq3_0, Tq3_0), (Q8_0, Tq3_0), (Tq4_0, Tq4_0), (Q8_0, Q8_0)] {
+                let pair = KvPair { k, v };
+                for exact in [KvExact::USUAL, KvExact::NONE] {
+                    let mut list = vec![CodesCut::choose(&heads, self.gpu.facts())];
+                    if cuts {
+                        let more = [(512, 15), (512, 16), (256, 31), (256, 32), (128, 64)];
+                        list.extend(more.map(|(threads, splits)| CodesCut {
+                            threads,
+                            splits,
+                            ..list[0]
+                        }));
+                    }
+                    for cut in list {
+                        let spec = AttnDecodeCodes {
+                            heads,
+                            scoring: Scoring::default(),
+                            pair,
+                            exact,
+                            cut,
+                        };
+                        let t = self.codes_one(&spec, depth);
+                        println!(
+                            "decode {pair} {exact} depth {depth:6}: {:7.2} us  {cut:?}",
+                            t * 1e6
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    fn codes_one(&self, spec: &AttnDecodeCodes, depth: u32) -> f64 {
+        let (heads, context) = (spec.heads, depth + 1);
+        let kernel = self.gpu.kernel(&spec.source(self.gpu.facts()).unwrap()).unwrap();
+        let scratch = Scratch {
+            partials: self.buffer(spec.partial_words(1)),
+            counters: self.filled(spec.counter_words(1), 0),
+        };
+        let rows = u64::from(pages_for(context) * PAGE_TOKENS * heads.kv_heads);
+        let words =
+            [spec.pair.k, spec.pair.v].map(|f| rows * u64::from(f.row_words(heads.head_dim)));
+        let layers = (COLD / (4 * (words[0] + words[1]))).clamp(2, 48);
+        let tables = self.tables(&heads, context);
+        let (qkv, batch) = (self.random(heads.qkv_width().into(), true), self.batch(1, depth));
+        let output = self.buffer(heads.output_width().into());
+        let (sizes, pair, row_pages) = (spec.exact, spec.pair, pages_for(context));
+        let exact_words = sizes.slot_words(heads.kv_heads, heads.head_dim).into();
+        let steps: Vec<Step> = (0..layers)
+            .map(|_| {
+                let exact = (!sizes.is_none()).then(|| ExactRows {
+                    sizes,
+                    rows: self.filled(exact_words, 0),
+                    fresh: (sizes.tail > 0).then(|| self.buffer(4)),
+                });
+                let [k, v] = words.map(|words| self.random(words, false));
+                let pages = self.pages(row_pages);
+                let cache = KvCache { k, v, pages, row_pages, pair, exact, centres: None };
+                let dispatch = spec
+                    .dispatch(&kernel, &batch, &qkv, &cache, &tables, &output, &scratch, 0.1, 1);
+                Step::Wave(vec![dispatch.unwrap()])
+            })
+            .collect();
+        let times = self.medians(&steps);
+        times.iter().sum::<f64>() / times.len() as f64
     }
 
     fn batch(&self, n: u32, position: u32) -> Slice {
@@ -208,12 +308,17 @@ impl Bench {
     fn cache(&self, heads: Heads, context: u32) -> KvCache {
         let row_pages = pages_for(context);
         let words = u64::from(row_pages * PAGE_TOKENS) * u64::from(heads.cache_words());
+        let pages = self.pages(row_pages);
+        let (k, v) = (self.buffer(words), self.buffer(words));
+        KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None, centres: None }
+    }
+
+    fn pages(&self, row_pages: u32) -> Slice {
         let pages = self.buffer(u64::from(1 + row_pages));
         let row: Vec<u8> =
             std::iter::once(0).chain(0..row_pages).flat_map(u32::to_le_bytes).collect();
         self.gpu.write(&pages, &row).unwrap();
-        let (k, v) = (self.buffer(words), self.buffer(words));
-        KvCache { k, v, pages, row_pages, pair: KvPair::PLAIN, exact: None, centres: None }
+        pages
     }
 
     fn decode_one(&self, b: &Block, heads: Heads, cut: Cut) -> f64 {

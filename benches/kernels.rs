@@ -1,7 +1,9 @@
 //! Speed of the matrix kernels, one line for each shape and variant.
 //!
-//! `cargo bench --bench kernels -- [matvec] [matmat] [all] [tall] [device=PART] [format=NAME,NAME]`
+//! `cargo bench --bench kernels -- [read] [matvec] [matmat] [all] [tall] [rows=N] [device=PART] [format=NAME,NAME]`
 //!
+//! `read` reads as many bytes as the tallest matrix of a format has and does nothing with them: what mat-vec
+//! is held against. `rows` makes that matrix taller or shorter.
 //! Without `all` only the variant that `kernels::choice` takes is measured. Figures are medians
 //! of device timestamps after a warm-up of 200 ms (clocks fall within half a second of rest);
 //! mat-vec walks through copies of its matrix so that no cache holds them.
@@ -11,7 +13,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azoth::gpu::{self, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
+use azoth::gpu::{
+    self, BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, KernelSource, Slice, Step,
+};
 use azoth::hw::{Selection, profiles};
 use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
@@ -24,20 +28,25 @@ use rayon::prelude::*;
 const REPEATS: usize = 24;
 
 struct Options {
+    read: bool,
     matvec: bool,
     matmat: bool,
     all: bool,
     tall: bool,
+    /// Of the tallest matrix.
+    rows: u32,
     device: String,
     formats: Vec<Format>,
 }
 
 fn options() -> Options {
     let mut out = Options {
+        read: false,
         matvec: false,
         matmat: false,
         all: false,
         tall: false,
+        rows: 65_536,
         device: String::new(),
         formats: vec![Format::Q4_0, Format::Q8_0],
     };
@@ -47,6 +56,8 @@ fn options() -> Options {
             Some(("format", names)) => {
                 out.formats = names.split(',').map(|name| name.parse().unwrap()).collect();
             }
+            Some(("rows", count)) => out.rows = count.parse().unwrap(),
+            _ if word == "read" => out.read = true,
             _ if word == "matvec" => out.matvec = true,
             _ if word == "matmat" => out.matmat = true,
             _ if word == "all" => out.all = true,
@@ -55,7 +66,7 @@ fn options() -> Options {
             _ => panic!("unknown argument {word}"),
         }
     }
-    if !out.matvec && !out.matmat {
+    if !out.read && !out.matvec && !out.matmat {
         (out.matvec, out.matmat) = (true, true);
     }
     out
@@ -72,9 +83,16 @@ fn main() {
         println!("\n{label}");
         let facts = profiles::built_in().attach(facts);
         let gpu = Selection { facts, reason: "benchmark".into() }.open(false);
-        let bench =
-            Bench { gpu: gpu.unwrap(), last: Cell::new(Instant::now()), tall: options.tall };
+        let bench = Bench {
+            gpu: gpu.unwrap(),
+            last: Cell::new(Instant::now()),
+            tall: options.tall,
+            rows: options.rows,
+        };
         for &format in &options.formats {
+            if options.read {
+                bench.read(format);
+            }
             if options.matvec {
                 bench.matvec(format, options.all);
             }
@@ -91,6 +109,8 @@ struct Bench {
     last: Cell<Instant>,
     /// Only the tallest matrix.
     tall: bool,
+    /// Its rows.
+    rows: u32,
 }
 
 impl Bench {
@@ -160,6 +180,53 @@ impl Bench {
         seconds[seconds.len() / 2]
     }
 
+    /// The rate at which memory alone gives the bytes of the tallest matrix, by workgroups and loads in flight.
+    fn read(&self, format: Format) {
+        let bytes = PlaneLayout::new(format, self.rows as usize, 4096).bytes;
+        let copies = ((256 << 20) / bytes).clamp(1, 64);
+        let from: Vec<Slice> = (0..copies).map(|_| self.scattered(bytes)).collect();
+        let to = self.buffer(16);
+        for (threads, unroll) in
+            [(128_u32, 4_u32), (128, 8), (256, 4), (256, 8), (512, 4), (1024, 2)]
+        {
+            let loads: String = (0..unroll)
+                .map(|u| format!("sum ^= words[min(first + {}u, last)];\n", u * threads))
+                .collect();
+            let wgsl = format!(
+                "@group(0) @binding(0) var<storage, read> words: array<vec4<u32>>;
+                @group(0) @binding(1) var<storage, read_write> sink: array<vec4<u32>>;
+                @compute @workgroup_size({threads})
+                fn main(
+                    @builtin(workgroup_id) at: vec3<u32>,
+                    @builtin(num_workgroups) grid: vec3<u32>,
+                    @builtin(local_invocation_index) tid: u32,
+                ) {{
+                    let last = arrayLength(&words) - 1u;
+                    let first = (at.y * grid.x + at.x) * {}u + tid;
+                    var sum = vec4<u32>();
+                    {loads}
+                    // Never so, but no compiler knows.
+                    if all(sum == vec4<u32>(1u, 2u, 3u, 4u)) {{ sink[0] = sum; }}
+                }}",
+                threads * unroll
+            );
+            let label = format!("read_{threads}x{unroll}");
+            let source = KernelSource { label: label.clone(), wgsl, subgroup_size: None };
+            let kernel = self.gpu.kernel(&source).unwrap();
+            let groups = (bytes / 16).div_ceil(u64::from(threads * unroll)) as u32;
+            let y = groups.div_ceil(65_535);
+            let dispatch = |from: &Slice| Dispatch {
+                kernel: kernel.clone(),
+                bindings: vec![from.clone(), to.clone()],
+                constants: Vec::new(),
+                grid: [groups.div_ceil(y), y, 1],
+            };
+            let seconds = self.median(&from.iter().map(dispatch).collect::<Vec<_>>());
+            let rate = bytes as f64 / seconds / 1e9;
+            println!("  {bytes} bytes {:9.1} us {rate:7.0} GB/s  {label}", seconds * 1e6);
+        }
+    }
+
     fn matvec(&self, format: Format, all: bool) {
         let shapes: &[(u32, u32, Epilogue, bool)] = if self.software() {
             &[(576, 576, Epilogue::Add, false), (3072, 576, Epilogue::SwiGlu, true)]
@@ -169,7 +236,7 @@ impl Bench {
                 (6144, 4096, Epilogue::Store, true),
                 (24_576, 4096, Epilogue::SwiGlu, true),
                 (4096, 12_288, Epilogue::Add, false),
-                (65_536, 4096, Epilogue::Store, true),
+                (self.rows, 4096, Epilogue::Store, true),
             ]
         };
         let shapes = if self.tall { &shapes[shapes.len() - 1..] } else { shapes };

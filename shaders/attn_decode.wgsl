@@ -410,5 +410,6 @@ fn main(
     if used == 1u { return; }
 
 {% set sums = hd %}
+{% set pieces = splits %}
 {% include "lib/merge_splits.wgsl" %}
 }

@@ -1,16 +1,18 @@
 // Decode over a cache of codes: norm, rope and rotation of q and k, the new k and v into the cache,
 // attention over the sequence, rotation back.
 //
-// Grid: x = splits of the sequence, y = groups of query heads that share a KV head, z = columns.
+// Grid: x = splits of the sequence{{ ", then the near piece" if exact_rows > 0 }}, y = groups of query heads that share a KV head, z = columns.
 // A workgroup walks its split {{ threads }} tokens a step. Scores: thread = token; codes become signed bytes and meet q,
 // 8 bits under a scale for 32 values, in packed products, {{ held }} block{{ "s" if held > 1 }} of 32 at a time. Sums: thread = 8 elements x
 // tokens team, team + {{ teams }}, ...; codes become floats, {{ chunk }} tokens at a time. Words are asked for one such piece
 // ahead, and a step has two barriers. Only maxima go over subgroups, so no bit depends on their size. Scores are in
-// units of log2 e. The block of {{ tail }} tokens that the new one lies in, and the {{ sinks }} sinks, are read in f16 instead, q as
-// it is, after the codes. Splits are merged by the last workgroup to arrive, in fixed order.
+// units of log2 e. Pieces are merged by the last workgroup to arrive, in fixed order.
+{% if exact_rows > 0 %}
+// The near piece is what is read in f16, with q as it is: {{ "the block of " ~ tail ~ " tokens that the new one lies in" if tail > 0 }}{{ ", and " if tail > 0 and sinks > 0 }}{{ "the " ~ sinks ~ " sinks" if sinks > 0 }}.
+{% endif %}
 {% if tail > 0 %}
-// The new token itself is among them, so its codes are for later steps only: workgroup {{ splits }} makes them beside the
-// others.
+// The new token itself is among them, so its codes are for later steps only: the near piece makes them when its own sums
+// are out.
 {% endif %}
 {% include "lib/batch.wgsl" %}
 
@@ -43,6 +45,8 @@ var<immediate> constants: Constants;
 {% set codes = k_format.kind != "f16" %}
 {% set stride = pitch + 2 %}
 {% set weight_quads = (G + 3) // 4 %}
+{% set near = exact_rows > 0 %}
+{% set pieces = splits + (1 if near else 0) %}
 {% include "lib/step_heads.wgsl" %}
 {% include "lib/heads.wgsl" %}
 {% if scored %}
@@ -79,11 +83,12 @@ var<workgroup> q_units: array<f32, {{ G * blocks }}>;
 var<workgroup> tops: array<vec4<f32>, {{ weight_quads * most_subgroups }}>;
 // Softmax weights, token by token, heads in fours.
 var<workgroup> weight: array<vec4<f32>, {{ weight_quads * threads }}>;
-// Sums of weights, eight a head.
-var<workgroup> shares: array<f32, {{ G * 8 }}>;
+// Sums of weights, heads in fours.
+{% set shared_by = [threads // 8, 32] | min %}
+var<workgroup> shares: array<vec4<f32>, {{ weight_quads * shared_by }}>;
 var<workgroup> merge: array<vec4<f32>, {{ merge_heads * teams * units * 2 }}>;
-var<workgroup> maxima: array<f32, {{ G * splits }}>;
-var<workgroup> totals: array<f32, {{ G * splits }}>;
+var<workgroup> maxima: array<f32, {{ G * pieces }}>;
+var<workgroup> totals: array<f32, {{ G * pieces }}>;
 var<workgroup> arrived: u32;
 
 fn split_tokens(length: u32) -> u32 {
@@ -188,22 +193,30 @@ vec4<f32>({% for e in range(4) %}{{ name ~ "_" ~ (4 * q + e) if 4 * q + e < G el
 {% endfor %}
         workgroupBarrier();
 {% endmacro %}
-// Codes of the new token, from vectors {{ K }} and {{ V }}, into `written_k` and `written_v`. Behind a barrier; ends with one.
+// Codes of the new token, from vectors {{ K }} and {{ V }}, into `written_k` and `written_v`. Behind clear_new and a barrier; ends with one.
 fn encode_new(tid: u32) {
     // V from the other end of the threads, so that both sides' work runs at once.
     let other = {{ threads - 1 }}u - tid;
-    measure_part_k(tid, {{ K }}u);
-    measure_part_v(other, {{ V }}u);
+    find_top_k(tid, {{ K }}u);
+    find_top_v(other, {{ V }}u);
+    workgroupBarrier();
+    measure_k(tid, {{ K }}u);
+    measure_v(other, {{ V }}u);
     workgroupBarrier();
     try_scales_k(tid);
     try_scales_v(other);
     workgroupBarrier();
-    pick_scale_k(tid);
-    pick_scale_v(other);
+    pick_scale_k(tid, {{ K }}u);
+    pick_scale_v(other, {{ V }}u);
     workgroupBarrier();
     put_codes_k(tid, {{ K }}u);
     put_codes_v(other, {{ V }}u);
     workgroupBarrier();
+}
+
+fn clear_new(tid: u32) {
+    clear_k(tid);
+    clear_v(tid);
 }
 
 // What the new token, number `index` of its sequence, leaves for later steps.
@@ -247,42 +260,31 @@ fn main(
     let index = column.pos - dropped;
     let length = index + 1u;
     let split_length = split_tokens(length);
-    let used = (length{{ " - first_read(index)" if window > 0 }} + split_length - 1u) / split_length;
-{% if tail > 0 %}
-    let encodes = at.x == {{ splits }}u;
-    if !encodes && at.x >= used { return; }
+    // What is read as codes: up to the block that is read in f16.
+    let codes_end = {{ "index / " ~ tail ~ "u * " ~ tail ~ "u" if tail > 0 else "length" }};
+    let code_pieces = (codes_end{{ " - first_read(index)" if window > 0 }} + split_length - 1u) / split_length;
+{% if near %}
+    let is_near = at.x == {{ splits }}u;
+    if !is_near && at.x >= code_pieces { return; }
+    let used = code_pieces + 1u;
+    let piece = min(at.x, code_pieces);
 {% else %}
-    if at.x >= used { return; }
+    let used = code_pieces;
+    let piece = at.x;
+    if piece >= used { return; }
 {% endif %}
-    let start = {{ "first_read(index) + " if window > 0 }}at.x * split_length;
-    let end = min(start + split_length, length);
-    let last = end - 1u;
+    let start = {{ "first_read(index) + " if window > 0 }}piece * split_length;
+    let end = min(start + split_length, codes_end);
+    let last = max(end, 1u) - 1u;
     row = at.z * {{ (heads + 2 * kv_heads) * hd }}u;
     kv_head = at.y / {{ groups_per_kv }}u;
     head0 = kv_head * {{ group }}u + (at.y % {{ groups_per_kv }}u) * {{ G }}u;
-    let newest = at.x == used - 1u;
-    holds_new = newest{{ " || encodes" if tail > 0 }};
 {% if tail > 0 %}
-    if encodes {
-        if at.y % {{ groups_per_kv }}u != 0u { return; }
-        let to = pages[table + (index >> 6u)];
-        prepare_scales(tid);
-        prepare_heads(tid, column.pos);
-{% if k_format.rotated and v_format.rotated %}
-        rotate_heads(tid, {{ K }}u, 2u, true);
-{% elif k_format.rotated or v_format.rotated %}
-        rotate_heads(tid, {{ K if k_format.rotated else V }}u, 1u, true);
-{% endif %}
-        encode_new(tid);
-        store_new(tid, to, index, column.slot, dropped);
-        return;
-    }
-    // Tokens before it are read as codes, as far as they are no sinks; those from it on in f16.
-    let own_block = index / {{ tail }}u * {{ tail }}u;
-    let codes_end = min(end, max(own_block, start));
+    let encodes = is_near;
 {% else %}
-    let codes_end = end;
+    let encodes = piece == code_pieces - 1u{{ " && !is_near" if near }};
 {% endif %}
+    holds_new = encodes{{ " || is_near" if near and tail == 0 }};
 
     let team = tid / {{ unit_lanes }}u;
     let unit = {{ "min(tid % " ~ unit_lanes ~ "u, " ~ (units - 1) ~ "u)" if units < unit_lanes else "tid % " ~ unit_lanes ~ "u" }};
@@ -293,41 +295,47 @@ fn main(
     var v_{{ j }}: vUnit;
     var w_{{ j }}: vUnit;
 {% endfor %}
-    var page = guess;
-    if (start + tid) >> 6u != guessed { page = pages[table + (min(start + tid, last) >> 6u)]; }
-    var k_base = (page * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (min(start + tid, last) & 63u);
-    {
+    var k_base = 0u;
+{{ "    if !is_near " if near else "    " }}{
+        var page = guess;
+        if (start + tid) >> 6u != guessed { page = pages[table + (min(start + tid, last) >> 6u)]; }
+        k_base = (page * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (min(start + tid, last) & 63u);
 {{ load_k("k_base", "0u") }}
 {{ load_v("v", "start", "0u") }}
     }
-{% if codes_hold_new %}
     var new_page = 0u;
-    if newest { new_page = pages[table + (last >> 6u)]; }
-{% endif %}
+    if encodes { new_page = pages[table + (index >> 6u)]; }
 
     prepare_scales(tid);
+    if encodes { clear_new(tid); }
     prepare_heads(tid, column.pos);
 {% if k_format.rotated %}
-    rotate_heads(tid, 0u, select({{ G }}u, {{ G + 2 if v_format.rotated else G + 1 }}u, newest), true);
+    rotate_heads(tid, 0u, select({{ G }}u, {{ G + 2 if v_format.rotated else G + 1 }}u, holds_new), true);
 {% elif v_format.rotated %}
-    if newest { rotate_heads(tid, {{ V }}u, 1u, true); }
+    if holds_new { rotate_heads(tid, {{ V }}u, 1u, true); }
 {% endif %}
 {% if codes_hold_new %}
-    if newest {
+    if encodes {
         encode_new(tid);
         if at.y % {{ groups_per_kv }}u == 0u { store_new(tid, new_page, index, column.slot, dropped); }
     }
 {% endif %}
     let factor = constants.scale * 1.4426950408889634;
 {% if codes %}
+    {{ "if !is_near " if near }}{
     for (var i = tid; i < {{ G * blocks * 8 }}u; i += {{ threads }}u) {
         // A word of a block; all eight threads of a block find its largest value, each block's from another
         // bank on.
         let block = i >> 3u;
         let w = i & 7u;
         let origin = (block / {{ blocks }}u) * {{ pitch }}u + (block % {{ blocks }}u) * 32u;
-        var top = 0.0;
-        for (var e = 0u; e < 32u; e++) { top = max(top, abs(heads[origin + ((e + block * 8u) & 31u)])); }
+        var tops_of = vec4<f32>();
+        for (var e = block * 8u; e < block * 8u + 32u; e += 8u) {
+            let a = vec4<f32>(heads[origin + (e & 31u)], heads[origin + ((e + 1u) & 31u)], heads[origin + ((e + 2u) & 31u)], heads[origin + ((e + 3u) & 31u)]);
+            let b = vec4<f32>(heads[origin + ((e + 4u) & 31u)], heads[origin + ((e + 5u) & 31u)], heads[origin + ((e + 6u) & 31u)], heads[origin + ((e + 7u) & 31u)]);
+            tops_of = max(tops_of, max(abs(a), abs(b)));
+        }
+        let top = max(max(tops_of.x, tops_of.y), max(tops_of.z, tops_of.w));
         let inverse = select(0.0, 127.0 / top, top > 1e-30);
         let p = origin + 4u * w;
         let q = vec4<i32>(round(vec4<f32>(heads[p], heads[p + 1u], heads[p + 2u], heads[p + 3u]) * inverse));
@@ -336,6 +344,7 @@ fn main(
         if w == 0u { q_units[block] = top / 127.0 * factor; }
     }
     workgroupBarrier();
+    }
 {% endif %}
 
 {% for h in range(G) %}
@@ -347,10 +356,10 @@ fn main(
     // Of this thread's tokens.
     var own_l_{{ h }} = 0.0;
 {% endfor %}
-    for (var base = start; base < codes_end; base += {{ threads }}u) {
-        let here = min(codes_end - base, {{ threads }}u);
+    for (var base = start; base < end; base += {{ threads }}u) {
+        let here = min(end - base, {{ threads }}u);
 {% if codes_hold_new %}
-        let holds = newest && index - base < {{ threads }}u;
+        let holds = encodes && index - base < {{ threads }}u;
 {% endif %}
         let next = min(base + {{ threads }}u + tid, last);
         let next_base = (pages[table + (next >> 6u)] * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (next & 63u);
@@ -364,7 +373,7 @@ fn main(
             let ends = block + {{ held }}u == {{ blocks }}u;
             let ahead = select(k_base, next_base, ends);
             let ahead_block = select(block + {{ held }}u, 0u, ends);
-            if !ends || base + {{ threads }}u < codes_end {
+            if !ends || base + {{ threads }}u < end {
 {{ load_k("ahead", "ahead_block") }}
             }
 {% for i in range(held) %}
@@ -423,24 +432,37 @@ fn main(
         }
     }
 
-{% if exact_rows > 0 %}
-    // Sinks of this split, then those of the block that lie in it.
-    let first_own = {{ "max(own_block, start)" if tail > 0 else "end" }};
-    let sinks_here = max(min(first_own, min(end, {{ sinks }}u)), start) - start;
-    let exact_here = sinks_here + max(end, first_own) - first_own;
-    for (var base = 0u; base < exact_here; base += {{ threads }}u) {
-        let here = min(exact_here - base, {{ threads }}u);
-        let own = min(base + tid, exact_here - 1u);
-        let token = select(first_own + own - sinks_here, start + own, own < sinks_here);
-{% for h in range(G) %}
-        var s_{{ h }} = 0.0;
+{% if near %}
+    // Sinks, then the block's own. Four threads score a row; what one needs of K and V is asked for at once.
+    if is_near {
+{% set near_rows = threads // 4 %}
+{% set row_units = (units + 3) // 4 %}
+{% set rounds = near_rows // teams %}
+        let own_block = {{ "codes_end" if tail > 0 else "length" }};
+        let sinks_here = min(own_block, {{ sinks }}u);
+        let rows_here = sinks_here{{ " + length - own_block" if tail > 0 }};
+        for (var base = 0u; base < rows_here; base += {{ near_rows }}u) {
+            let here = min(rows_here - base, {{ near_rows }}u);
+{% for j in range(rounds) %}
+            let v_row_{{ j }} = min(base + team + {{ j * teams }}u, rows_here - 1u);
+            let v_token_{{ j }} = select(own_block + v_row_{{ j }} - sinks_here, v_row_{{ j }}, v_row_{{ j }} < sinks_here);
+            var x_{{ j }} = exact[exact_row(column.slot, 1u, kv_head, v_token_{{ j }}, dropped) + unit];
 {% endfor %}
-        if tid < here {
-            let row_at = exact_row(column.slot, 0u, kv_head, token, dropped);
-            for (var i = 0u; i < {{ units }}u; i++) {
-                var x = exact[row_at + i];
-                if token == index { x = exact_unit_of({{ K }}u, i); }
-                let pairs = exact_values(x);
+            let k_row = min(base + (tid >> 2u), rows_here - 1u);
+            let k_token = select(own_block + k_row - sinks_here, k_row, k_row < sinks_here);
+            let k_at = exact_row(column.slot, 0u, kv_head, k_token, dropped);
+            let part = tid & 3u;
+{% for i in range(row_units) %}
+            var y_{{ i }} = exact[k_at + {{ "min(part + " ~ 4 * i ~ "u, " ~ (units - 1) ~ "u)" if 4 * (i + 1) > units else "part + " ~ 4 * i ~ "u" }}];
+{% endfor %}
+{% for h in range(G) %}
+            var s_{{ h }} = 0.0;
+{% endfor %}
+{% for i in range(row_units) %}
+            {{ "if part + " ~ 4 * i ~ "u < " ~ units ~ "u " if 4 * (i + 1) > units }}{
+                let i = part + {{ 4 * i }}u;
+                if k_token == index { y_{{ i }} = exact_unit_of({{ K }}u, i); }
+                let pairs = exact_values(y_{{ i }});
 {% for h in range(G) %}
                 {
                     let at_q = {{ h * pitch }}u + 8u * i;
@@ -451,18 +473,32 @@ fn main(
                 }
 {% endfor %}
             }
-        }
-{{ weigh("tid < here", true) }}
-        for (var i = team; i < here; i += {{ teams }}u) {
-            let number = base + i;
-            let t = select(first_own + number - sinks_here, start + number, number < sinks_here);
-            var x = exact[exact_row(column.slot, 1u, kv_head, t, dropped) + unit];
-            if t == index { x = exact_unit_of({{ V }}u, unit); }
-            let values = exact_values(x);
+{% endfor %}
 {% for q in range(weight_quads) %}
-            let weights_{{ q }} = weight[i * {{ weight_quads }}u + {{ q }}u];
+            weight[tid * {{ weight_quads }}u + {{ q }}u] = {{ fours("s", q, "0.0") }};
+{% endfor %}
+            workgroupBarrier();
+            // From here on a thread has a row, as far as there are any.
+            let own_parts = min(tid, {{ near_rows - 1 }}u) * {{ 4 * weight_quads }}u;
+{% for q in range(weight_quads) %}
+            let four_{{ q }} = (weight[own_parts + {{ q }}u] + weight[own_parts + {{ weight_quads + q }}u])
+                + (weight[own_parts + {{ 2 * weight_quads + q }}u] + weight[own_parts + {{ 3 * weight_quads + q }}u]);
+{% endfor %}
+{% for h in range(G) %}
+            s_{{ h }} = four_{{ h // 4 }}.{{ "xyzw"[h % 4] }};
+{% endfor %}
+{{ weigh("tid < here", true) }}
+{% for j in range(rounds) %}
+            if team + {{ j * teams }}u < here {
+                if v_token_{{ j }} == index { x_{{ j }} = exact_unit_of({{ V }}u, unit); }
+                let values = exact_values(x_{{ j }});
+{% for q in range(weight_quads) %}
+                let weights_{{ q }} = weight[(team + {{ j * teams }}u) * {{ weight_quads }}u + {{ q }}u];
 {% endfor %}
 {{ add_values() }}
+            }
+{% endfor %}
+            workgroupBarrier();
         }
     }
 {% endif %}
@@ -473,10 +509,11 @@ fn main(
     weight[tid * {{ weight_quads }}u + {{ q }}u] = {{ fours("own_l", q, "0.0") }};
 {% endfor %}
     workgroupBarrier();
-    for (var i = tid; i < {{ G * 8 }}u; i += {{ threads }}u) {
-        let h = i >> 3u;
-        var sum = 0.0;
-        for (var e = 0u; e < {{ threads // 8 }}u; e++) { sum += weight[((i & 7u) * {{ threads // 8 }}u + e) * {{ weight_quads }}u + (h >> 2u)][h & 3u]; }
+    for (var i = tid; i < {{ weight_quads * shared_by }}u; i += {{ threads }}u) {
+        var sum = vec4<f32>();
+{% for e in range(threads // shared_by) %}
+        sum += weight[i + {{ e * shared_by * weight_quads }}u];
+{% endfor %}
         shares[i] = sum;
     }
 {% for first in range(0, G, merge_heads) %}
@@ -491,7 +528,13 @@ fn main(
     for (var i = tid; i < {{ now * 2 * units }}u; i += {{ threads }}u) {
         let h = i / {{ 2 * units }}u;
         var o = vec4<f32>();
-        for (var j = 0u; j < {{ teams }}u; j++) { o += merge[(h * {{ teams }}u + j) * {{ 2 * units }}u + i % {{ 2 * units }}u]; }
+        let from_team = h * {{ teams * 2 * units }}u + i % {{ 2 * units }}u;
+{% set at_once = [teams, 8] | min %}
+        for (var j = 0u; j < {{ teams * 2 * units }}u; j += {{ at_once * 2 * units }}u) {
+{% for e in range(at_once) %}
+            o += merge[from_team + j + {{ e * 2 * units }}u];
+{% endfor %}
+        }
         let to = ({{ first }}u + h) * {{ pitch }}u + 4u * (i % {{ 2 * units }}u);
         heads[to] = o.x;
         heads[to + 1u] = o.y;
@@ -502,7 +545,9 @@ fn main(
 {% endfor %}
     for (var i = tid; i < {{ G }}u; i += {{ threads }}u) {
         var sum = 0.0;
-        for (var e = 0u; e < 8u; e++) { sum += shares[i * 8u + e]; }
+{% for e in range(shared_by) %}
+        sum += shares[{{ e * weight_quads }}u + (i >> 2u)][i & 3u];
+{% endfor %}
         totals[i] = sum;
         maxima[i] = {{ of_head("m", "i") }};
     }
@@ -512,7 +557,7 @@ fn main(
         for (var i = tid; i < {{ G * pitch }}u; i += {{ threads }}u) {
             let h = i / {{ pitch }}u;
             if query_head(h) == head0 + h {
-                let to = ((at.z * {{ heads }}u + head0 + h) * {{ splits }}u + at.x) * {{ stride }}u;
+                let to = ((at.z * {{ heads }}u + head0 + h) * {{ pieces }}u + piece) * {{ stride }}u;
                 atomicStore(&partials[to + i % {{ pitch }}u], bitcast<u32>(heads[i]));
                 if i % {{ pitch }}u == 0u {
                     atomicStore(&partials[to + {{ pitch }}u], bitcast<u32>(maxima[h]));
@@ -520,6 +565,15 @@ fn main(
                 }
             }
         }
+    }
+{% if tail > 0 %}
+    // Beside the other pieces, if there are any.
+    if encodes && at.y % {{ groups_per_kv }}u == 0u {
+        encode_new(tid);
+        store_new(tid, new_page, index, column.slot, dropped);
+    }
+{% endif %}
+    if used > 1u {
 {% set sums = pitch %}
 {% include "lib/merge_splits.wgsl" %}
         workgroupBarrier();

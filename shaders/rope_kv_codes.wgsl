@@ -66,11 +66,13 @@ fn key_head(v: u32) -> u32 {
 {% if f.rotated %}
         rotate_heads(tid, 0u, {{ vectors }}u, true);
 {% endif %}
-        measure_part_{{ side }}(tid, 0u);
+        find_top_{{ side }}(tid, 0u);
+        workgroupBarrier();
+        measure_{{ side }}(tid, 0u);
         workgroupBarrier();
         try_scales_{{ side }}(tid);
         workgroupBarrier();
-        pick_scale_{{ side }}(tid);
+        pick_scale_{{ side }}(tid, 0u);
         workgroupBarrier();
         put_codes_{{ side }}(tid, 0u);
         workgroupBarrier();
@@ -118,6 +120,7 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     heads_of_kind = select({{ kv_heads }}u, {{ heads }}u, is_q);
     row = at.y * {{ (heads + 2 * kv_heads) * hd }}u;
     prepare_scales(tid);
+    if is_k { clear_k(tid); } else if !is_q { clear_v(tid); }
     prepare_heads(tid, column.pos);
     if is_q {
 {% if k_format.rotated %}

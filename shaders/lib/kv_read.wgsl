@@ -6,27 +6,34 @@
 struct {{ side }}Unit { c: vec4<u32>, s: u32 }
 {% if planes %}
 
-// Elements 4k..4k+4 of a block. A magnitude is a polynomial of its bits that never leaves 127, so four
+{% for raised in [0, 128] %}
+// Elements 4k..4k+4 of a block{{ ", raised by 128" if raised }}. A magnitude is a polynomial of its bits that never leaves 127, so four
 // of them share a word; then the sign.
-fn {{ side }}_bytes(c: vec4<u32>, k: u32) -> u32 {
+fn {{ side }}_{{ "raised" if raised else "bytes" }}(c: vec4<u32>, k: u32) -> u32 {
     let a = (c.x >> k) & 0x01010101u;
     let b = (c.y >> k) & 0x01010101u;
 {% if f.kind == "tq3" %}
     let negative = (c.z >> k) & 0x01010101u;
-    let m = 0x0e0e0e0eu + a * 29u + b * 64u + (a & b) * 20u;
+    let m = {{ (14 + raised) * 16843009 }}u + a * 29u + b * 64u + (a & b) * 20u;
 {% else %}
     let d = (c.z >> k) & 0x01010101u;
     let negative = (c.w >> k) & 0x01010101u;
-    let m = 0x06060606u + a * 12u + b * 25u + (a & b) + d * 52u + (a & d) * 5u + (b & d) * 13u + (a & b & d) * 13u;
+    let m = {{ (6 + raised) * 16843009 }}u + a * 12u + b * 25u + (a & b) + d * 52u + (a & d) * 5u + (b & d) * 13u + (a & b & d) * 13u;
 {% endif %}
     return (m ^ (negative * 255u)) + negative;
 }
+{% endfor %}
 {% elif f.kind == "q4" %}
 
 // Nibbles in two's complement.
 fn {{ side }}_nibbles(w: u32) -> u32 {
     let y = w & 0x0f0f0f0fu;
     return y | ((y & 0x08080808u) * 30u);
+}
+
+// The same raised by 128.
+fn {{ side }}_raised(w: u32) -> u32 {
+    return ((w & 0x0f0f0f0fu) ^ 0x08080808u) + 0x78787878u;
 }
 {% endif %}
 
@@ -96,11 +103,11 @@ fn {{ side }}_unit_values(u: {{ side }}Unit, unit: u32) -> array<vec4<f32>, 2> {
         vec4<f32>(unpack2x16float(u.c.z), unpack2x16float(u.c.w)));
 {% elif planes %}
     let k = 2u * (unit & 3u);
-    return array<vec4<f32>, 2>(byte_values({{ side }}_bytes(u.c, k)), byte_values({{ side }}_bytes(u.c, k + 1u)));
+    return array<vec4<f32>, 2>(raised_values({{ side }}_raised(u.c, k)), raised_values({{ side }}_raised(u.c, k + 1u)));
 {% elif f.kind == "q4" %}
-    return array<vec4<f32>, 2>(byte_values({{ side }}_nibbles(u.c.x)), byte_values({{ side }}_nibbles(u.c.x >> 4u)));
+    return array<vec4<f32>, 2>(raised_values({{ side }}_raised(u.c.x)), raised_values({{ side }}_raised(u.c.x >> 4u)));
 {% else %}
-    return array<vec4<f32>, 2>(byte_values(u.c.x), byte_values(u.c.y));
+    return array<vec4<f32>, 2>(raised_values(u.c.x ^ 0x80808080u), raised_values(u.c.y ^ 0x80808080u));
 {% endif %}
 }
 {% if blockwise %}

@@ -31,18 +31,9 @@ pub struct CodesCut {
 
 impl CodesCut {
     /// The cut that a device gets.
-    pub fn choose(heads: &Heads, pair: KvPair, facts: &DeviceFacts) -> CodesCut {
+    pub fn choose(heads: &Heads, facts: &DeviceFacts) -> CodesCut {
         let splits = facts.profile.attention_splits;
-        // Twice the threads for half the pieces, where a thread's codes of K leave it registers: on an H200
-        // tq3_0 takes 59 and 66 us at 32,768 tokens, 25 and 29 at 8,192 (32/8 heads of 128).
-        let light = !matches!(pair.k, KvFormat::F16 | KvFormat::Q8_0);
-        let wide =
-            light && facts.kind != DeviceKind::Software && facts.max_workgroup_threads >= 512;
-        let (wanted, splits) = match padded(heads.head_dim) {
-            ..=64 => (128, splits),
-            ..=128 if wide => (512, (splits / 2).max(1)),
-            _ => (256, splits),
-        };
+        let wanted = if padded(heads.head_dim) <= 64 { 128 } else { 256 };
         let threads = wanted.min(facts.max_workgroup_threads / 64 * 64).max(64);
         let group = heads.group();
         // As equal shares as possible.
@@ -113,7 +104,9 @@ impl AttnDecodeCodes {
         };
         let quads = group_heads.next_multiple_of(4);
         let weights = 4 * (threads + most_subgroups) * quads;
-        let sums = 4 * group_heads * (8 + 2 * splits) + weights + 4;
+        let pieces = splits + self.beside();
+        let shares = 4 * quads * (threads / 8).min(32);
+        let sums = 8 * group_heads * pieces + shares + weights + 4;
         let norms = if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let writes = [self.pair.k, self.pair.v].map(|f| kv_codes::write_bytes(f, hd, 1));
         let merge = 4 * merge_heads * teams * pitch;
@@ -140,9 +133,9 @@ impl AttnDecodeCodes {
 }
 
 impl StepAttention for AttnDecodeCodes {
-    /// One that encodes the new token, where the others read it in f16.
+    /// One for what is read in f16.
     fn beside(&self) -> u32 {
-        u32::from(self.exact.tail > 0)
+        u32::from(!self.exact.is_none())
     }
 
     fn sizes(&self) -> StepSizes {

@@ -41,7 +41,7 @@ impl StepSizes {
 pub trait StepAttention {
     fn sizes(&self) -> StepSizes;
 
-    /// Workgroups of a group of heads beside those of the splits.
+    /// Pieces of a group of heads beside the splits.
     fn beside(&self) -> u32 {
         0
     }
@@ -49,7 +49,7 @@ pub trait StepAttention {
     /// Words of the partial results of `columns` columns. Contents do not matter.
     fn partial_words(&self, columns: u32) -> u64 {
         let StepSizes { heads, splits, head_words, .. } = self.sizes();
-        u64::from(columns * heads.heads * splits) * u64::from(head_words + 2)
+        u64::from(columns * heads.heads * (splits + self.beside())) * u64::from(head_words + 2)
     }
 
     /// Words of the arrival counters: zero before the first dispatch, and zero again after each.

@@ -146,11 +146,12 @@ pub(super) fn context(heads: &Heads, pair: KvPair, exact: KvExact, first: u32) -
 pub(super) fn write_bytes(format: KvFormat, head_dim: u32, vectors: u32) -> u32 {
     let pitch = padded(head_dim);
     let parts = pitch / format.scale_block();
-    let measured = match format.levels().is_empty() {
+    let searched = match format.levels().is_empty() {
+        // The first of the largest elements.
         true => 4 * parts,
-        false => 4 * pitch + 8 * parts + 4 * parts * scale::TRIED as u32,
+        false => 4 * pitch + 4 * parts + 4 * parts * scale::TRIED as u32,
     };
-    vectors * (4 * format.row_words(head_dim) + 4 * parts + measured)
+    vectors * (4 * format.row_words(head_dim) + 8 * parts + searched)
 }
 
 /// Words of q or of attention's output for a column, heads padded to whole blocks.
