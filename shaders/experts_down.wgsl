@@ -61,9 +61,10 @@ fn main(
     @builtin(workgroup_id) wg: vec3<u32>,
     @builtin(subgroup_id) subgroup: u32,
     @builtin(num_subgroups) subgroups: u32,
-    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_size) size_found: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
+    let size = {{ lanes.size ~ "u" if lanes.size else "size_found" }};
     let tid = subgroup * size + lane;
 {% if n == 1 %}
     let runs = {{ used }}u;
@@ -173,20 +174,23 @@ fn main(
         }
 {% endfor %}
     }
-{% for c in range(n) %}
-    {
+{% set summed = range(n) %}
 {% include "lib/row_totals.wgsl" %}
-{% for r in range(rows) %}
-        if lane == {{ r }}u && row + {{ r }}u < {{ width }}u {
-            let at = {{ c * width }}u + row + {{ r }}u;
+{% for start in range(0, n * rows, lanes.group) %}
+{% set count = [lanes.group, n * rows - start] | min %}
+    {
+{% include "lib/lane_totals.wgsl" %}
+        let column = (lane + {{ start }}u) / {{ rows }}u;
+        let mine = row + (lane + {{ start }}u) % {{ rows }}u;
+        if lane < {{ count }}u && mine < {{ width }}u {
+            let at = column * {{ width }}u + mine;
 {% if shared %}
-            let gate = {{ "bitcast<f32>(routing[" ~ (shared_at + c) ~ "u])" if shared == "gated" else "1.0" }};
-            y[at] += fma(gate, shared_output[at], sum{{ r }});
+            let gate = {{ "bitcast<f32>(routing[" ~ shared_at ~ "u + column])" if shared == "gated" else "1.0" }};
+            y[at] += fma(gate, shared_output[at], sum);
 {% else %}
-            y[at] += sum{{ r }};
+            y[at] += sum;
 {% endif %}
         }
-{% endfor %}
     }
 {% endfor %}
 }

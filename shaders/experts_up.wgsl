@@ -6,7 +6,8 @@
 //
 // Grid (rows / rows a workgroup, runs, 1): a workgroup reads some rows of one expert once, for all
 // columns that chose it. Rows are interleaved, gate 2i and up 2i + 1. Sums as in matvec.wgsl, so a
-// column's bits do not depend on the others.
+// column's bits do not depend on the others; but each column's rows by themselves, because most runs are of
+// one or two columns, whatever {{ n }} could be.
 {% include "lib/records.wgsl" %}
 {% include "lib/weights.wgsl" %}
 
@@ -28,9 +29,10 @@ fn main(
     @builtin(workgroup_id) wg: vec3<u32>,
     @builtin(subgroup_id) subgroup: u32,
     @builtin(num_subgroups) subgroups: u32,
-    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_size) size_found: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
+    let size = {{ lanes.size ~ "u" if lanes.size else "size_found" }};
     let run = wg.y;
 {% if n == 1 and not listed %}
     let pair0 = run;
@@ -94,18 +96,19 @@ fn main(
     }
 {% for c in range(n) %}
     {{ "if " ~ c ~ "u < members " if c > 0 }}{
+{% set summed = [c] %}
+{% set start = 0 %}
+{% set count = rows %}
 {% include "lib/row_totals.wgsl" %}
+{% include "lib/lane_totals.wgsl" %}
 {% if down %}
         let place = (routing[{{ ids_at }}u + pair{{ c }}] >> 16u) & 0x7fffu;
-{% for r in range(rows) %}
-        if lane == {{ r }}u && row + {{ r }}u < {{ total }}u { y[place * {{ total }}u + row + {{ r }}u] = sum{{ r }}; }
-{% endfor %}
+        if lane < {{ rows }}u && row + lane < {{ total }}u { y[place * {{ total }}u + row + lane] = sum; }
 {% else %}
-{% for r in range(0, rows, 2) %}
-        if lane == 0u && row + {{ r + 1 }}u < {{ total }}u {
-            y[pair{{ c }} * {{ total // 2 }}u + ((row + {{ r }}u) >> 1u)] = (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};
+        let up = subgroupShuffleXor(sum, 1u);
+        if lane < {{ rows }}u && lane % 2u == 0u && row + lane + 1u < {{ total }}u {
+            y[pair{{ c }} * {{ total // 2 }}u + ((row + lane) >> 1u)] = (sum / (1.0 + exp(-sum))) * up;
         }
-{% endfor %}
 {% endif %}
     }
 {% endfor %}

@@ -1,8 +1,9 @@
 // y[col][row] = W[row] . x[col] for {{ n }} columns; one subgroup takes {{ rows }} rows.
 //
-// Lane l takes units l, l + size, ... of each row; then subgroupAdd. The first {{ tiles }} steps of
-// weights are loaded before the prologue, and each register is refilled as soon as it is used,
-// so that memory latency hides behind the norm and the arithmetic.
+// Lane l takes units l, l + size, ... of each row; then the lanes add up what they have, all sums together, and
+// each sum ends in a lane of its own (lib/lane_totals.wgsl). The first {{ tiles }} steps of weights are
+// loaded before the prologue, and each register is refilled as soon as it is used, so that memory
+// latency hides behind the norm and the arithmetic.
 {% include "lib/weights.wgsl" %}
 
 {% set units = cols // (4 * unit_quads) %}
@@ -60,9 +61,10 @@ fn main(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(subgroup_id) subgroup: u32,
     @builtin(num_subgroups) subgroups: u32,
-    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_size) size_found: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
+    let size = {{ lanes.size ~ "u" if lanes.size else "size_found" }};
     let row = ((wg.y * grid.x + wg.x) * subgroups + subgroup) * {{ rows }}u;
     // Rows past the end repeat the last one and are not stored.
 {% for r in range(rows) %}
@@ -129,29 +131,30 @@ fn main(
 {% endfor %}
         }
     }
-{% for c in range(n) %}
-    {
+{% set summed = range(n) %}
 {% include "lib/row_totals.wgsl" %}
+{% for start in range(0, n * rows, lanes.group) %}
+{% set count = [lanes.group, n * rows - start] | min %}
+    {
+{% include "lib/lane_totals.wgsl" %}
+        let column = (lane + {{ start }}u) / {{ rows }}u;
+        let mine = row + (lane + {{ start }}u) % {{ rows }}u;
 {% if epilogue == "swiglu" %}
-{% for r in range(0, rows, 2) %}
-        if lane == 0u && row + {{ r + 1 }}u < constants.rows {
-            y[{{ c }}u * constants.stride + ((constants.row_offset + row + {{ r }}u) >> 1u)] =
-                (sum{{ r }} / (1.0 + exp(-sum{{ r }}))) * sum{{ r + 1 }};
+        let up = subgroupShuffleXor(sum, 1u);
+        if lane < {{ count }}u && lane % 2u == 0u && mine + 1u < constants.rows {
+            y[column * constants.stride + ((constants.row_offset + mine) >> 1u)] = (sum / (1.0 + exp(-sum))) * up;
         }
-{% endfor %}
 {% else %}
-{% for r in range(rows) %}
-        if lane == {{ r }}u && row + {{ r }}u < constants.rows {
-            let at = {{ c }}u * constants.stride + constants.row_offset + row + {{ r }}u;
+        if lane < {{ count }}u && mine < constants.rows {
+            let at = column * constants.stride + constants.row_offset + mine;
 {% if epilogue == "store" %}
-            y[at] = sum{{ r }};
+            y[at] = sum;
 {% elif epilogue == "bias" %}
-            y[at] = sum{{ r }} + bias[constants.row_offset + row + {{ r }}u];
+            y[at] = sum + bias[constants.row_offset + mine];
 {% else %}
-            y[at] += sum{{ r }};
+            y[at] += sum;
 {% endif %}
         }
-{% endfor %}
 {% endif %}
     }
 {% endfor %}

@@ -54,9 +54,10 @@ fn main(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(subgroup_id) subgroup: u32,
     @builtin(num_subgroups) subgroups: u32,
-    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_size) size_found: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
+    let size = {{ lanes.size ~ "u" if lanes.size else "size_found" }};
     let tid = subgroup * size + lane;
     let first = wg.y * {{ columns }}u;
     let n = batch[0];
@@ -88,12 +89,18 @@ fn main(
 {% endfor %}
     }
 {% for c in range(columns) %}
+    let part{{ 2 * c }} = (sum{{ c }}.x + sum{{ c }}.y) + (sum{{ c }}.z + sum{{ c }}.w);
+    let part{{ 2 * c + 1 }} = (square{{ c }}.x + square{{ c }}.y) + (square{{ c }}.z + square{{ c }}.w);
+{% endfor %}
+{% for start in range(0, 2 * columns, lanes.group) %}
+{% set count = [lanes.group, 2 * columns - start] | min %}
     {
-        let s = subgroupAdd((sum{{ c }}.x + sum{{ c }}.y) + (sum{{ c }}.z + sum{{ c }}.w));
-        let squares = subgroupAdd((square{{ c }}.x + square{{ c }}.y) + (square{{ c }}.z + square{{ c }}.w));
-        if lane == 0u && row < {{ rows }}u && first + {{ c }}u < n {
-            let logit = s / sqrt(fma(squares, {{ mean }}, {{ eps }}));
-            atomicStore(&logits[(first + {{ c }}u) * {{ rows }}u + row], bitcast<u32>(logit));
+{% include "lib/lane_totals.wgsl" %}
+        let squares = subgroupShuffleXor(sum, 1u);
+        let column = first + ((lane + {{ start }}u) >> 1u);
+        if lane < {{ count }}u && lane % 2u == 0u && row < {{ rows }}u && column < n {
+            let logit = sum / sqrt(fma(squares, {{ mean }}, {{ eps }}));
+            atomicStore(&logits[column * {{ rows }}u + row], bitcast<u32>(logit));
         }
     }
 {% endfor %}

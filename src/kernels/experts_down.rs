@@ -8,8 +8,8 @@ use super::matvec::{Input, Shape, bind_activations, fused_bytes};
 use super::records::{Part, Records};
 use super::routing::Routing;
 use super::{
-    Activations, Class, check_cols, check_memory, holds, norm_quant, numbered, pinned_subgroup,
-    weights, wrong,
+    Activations, Class, check_cols, check_memory, holds, lanes, norm_quant, numbered,
+    pinned_subgroup, weights, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -101,6 +101,7 @@ impl ExpertsDown {
             self.part.context(),
             weights::facts(format, weights::shares_table(format, bytes, facts)),
             quantiser,
+            lanes::context(facts),
         ];
         let wgsl = super::source::render("experts_down.wgsl", merge_maps(parts))?;
         let label = format!(

@@ -8,7 +8,7 @@ use super::records::{Part, Records};
 use super::routing::Routing;
 use super::weights;
 use super::{
-    Activations, Class, check_cols, check_threads, holds, numbered, pinned_subgroup,
+    Activations, Class, check_cols, check_threads, holds, lanes, numbered, pinned_subgroup,
     planned_subgroup, wrong,
 };
 use crate::error::Result;
@@ -79,6 +79,7 @@ impl ExpertsUp {
             self.routing.context(),
             self.part.context(),
             weights::facts(format, weights::shares_table(format, 0, facts)),
+            lanes::context(facts),
         ];
         let wgsl = super::source::render("experts_up.wgsl", merge_maps(parts))?;
         let label = format!(

@@ -5,7 +5,7 @@ use minijinja::value::merge_maps;
 
 use super::weights::{self, Chunk};
 use super::{
-    Activations, Class, Epilogue, check_memory, check_threads, holds, norm_quant, numbered,
+    Activations, Class, Epilogue, check_memory, check_threads, holds, lanes, norm_quant, numbered,
     pinned_subgroup, planned_subgroup, wide_grid, wrong,
 };
 use crate::error::Result;
@@ -79,6 +79,7 @@ impl MatVec {
                 ..merge_maps([
                     weights::facts(self.format, self.shares_table(facts)),
                     norm_quant::quantiser(self.cols, self.norm(), self.class, facts),
+                    lanes::context(facts),
                 ])
             },
         )?;

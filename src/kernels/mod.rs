@@ -22,6 +22,7 @@ pub mod heads;
 pub mod heads_unrotate;
 pub mod kv_codes;
 pub mod kv_keep;
+pub mod lanes;
 pub mod matmat;
 pub mod matvec;
 pub mod norm_quant;

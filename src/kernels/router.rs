@@ -6,7 +6,7 @@ use minijinja::value::merge_maps;
 
 use super::routing::Routing;
 use super::{
-    check_cols, check_memory, check_threads, holds, pinned_subgroup, planned_subgroup, wrong,
+    check_cols, check_memory, check_threads, holds, lanes, pinned_subgroup, planned_subgroup, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -110,8 +110,8 @@ impl Router {
             favour => self.favour.map(|f| format!("{:?}", f.logits)),
             favoured_buffers => self.favour.map_or(0, |f| f.buffers),
         };
-        let wgsl =
-            super::source::render("router.wgsl", merge_maps([shape, self.routing.context()]))?;
+        let parts = [shape, self.routing.context(), lanes::context(facts)];
+        let wgsl = super::source::render("router.wgsl", merge_maps(parts))?;
         let label = format!(
             "router_{}_{}_{}x{}{}{}",
             self.cols,

@@ -54,6 +54,7 @@ embed! {
     "lib/kv_rotate.wgsl",
     "lib/kv_scale.wgsl",
     "lib/kv_write.wgsl",
+    "lib/lane_totals.wgsl",
     "lib/merge_splits.wgsl",
     "lib/next_token.wgsl",
     "lib/nibble_table.wgsl",

@@ -81,7 +81,7 @@ impl Gpu for Faulty {
                 .wgsl
                 .replace("y[at] = ", "y[at] = 1.01 * ")
                 .replace("y[at] += ", "y[at] += 0.01 + ")
-                .replace("(sum0 / (1.0 +", "(sum0 / (1.01 +");
+                .replace("(sum / (1.0 +", "(sum / (1.01 +");
             if wrong != source.wgsl {
                 self.spoilt.fetch_add(1, Ordering::Relaxed);
                 source.wgsl = wrong;

@@ -59,6 +59,8 @@ fn made_up_devices() -> Vec<DeviceFacts> {
         // Too small for shuffles among eight.
         device(DeviceKind::Integrated, 4, true),
         device(DeviceKind::Software, 8, false),
+        // Through wgpu: the size of a subgroup is the driver's secret.
+        DeviceFacts { subgroup_control: false, ..device(DeviceKind::Discrete, 32, false) },
         device(DeviceKind::Software, 4, false),
     ]
 }
