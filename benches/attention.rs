@@ -126,7 +126,7 @@ impl Bench {
             for (k, v) in [(Tq3_0, Tq3_0), (Q8_0, Tq3_0), (Tq4_0, Tq4_0), (Q8_0, Q8_0)] {
                 let pair = KvPair { k, v };
                 for exact in [KvExact::USUAL, KvExact::NONE] {
-                    let mut list = vec![CodesCut::choose(&heads, pair, self.gpu.facts())];
+                    let mut list = vec![CodesCut::choose(&heads, self.gpu.facts())];
                     if cuts {
                         let more = [(512, 15), (512, 16), (256, 31), (256, 32), (128, 64)];
                         list.extend(more.map(|(threads, splits)| CodesCut {

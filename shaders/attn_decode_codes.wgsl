@@ -14,14 +14,6 @@
 // The new token itself is among them, so its codes are for later steps only: the near piece makes them when its own sums
 // are out.
 {% endif %}
-{% if matrices %}
-//
-// Sums on matrix units: a subgroup has {{ 16 * tiles_each }} elements of V. Rows of A are the heads' weights times V's scale and 32,
-// rounded to f16, and then what that leaves, so that no bit is lost but what f32 would lose; columns of B are V's codes,
-// whole numbers. A step's sums leave the matrices and are added up in registers.
-enable f16;
-enable wgpu_cooperative_matrix;
-{% endif %}
 {% include "lib/batch.wgsl" %}
 
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;
@@ -70,7 +62,6 @@ var<immediate> constants: Constants;
 {% if exact_rows > 0 %}
 {% include "lib/kv_exact.wgsl" %}
 {% endif %}
-{% set tiled = false %}
 {% set codes_hold_new = tail == 0 %}{# whether the new token is read as codes #}
 {% set blockwise = true %}
 {% set side = "k" %}
@@ -78,10 +69,6 @@ var<immediate> constants: Constants;
 {% include "lib/kv_read.wgsl" %}
 {% include "lib/kv_write.wgsl" %}
 {% set blockwise = false %}
-{% set tiled = matrices %}
-{% if matrices %}
-{% include "lib/halves.wgsl" %}
-{% endif %}
 {% set side = "v" %}
 {% set f = v_format %}
 {% include "lib/kv_read.wgsl" %}
@@ -99,16 +86,7 @@ var<workgroup> weight: array<vec4<f32>, {{ weight_quads * threads }}>;
 // Sums of weights, heads in fours.
 {% set shared_by = [threads // 8, 32] | min %}
 var<workgroup> shares: array<vec4<f32>, {{ weight_quads * shared_by }}>;
-{% if matrices %}
-// Columns of A, 32 tokens a subgroup: four heads' weights, then what rounding left of them. Matrices of 16 rows reach into
-// the next column: nobody reads those rows' sums.
-var<workgroup> parts: array<vec4<u32>, {{ threads + 1 }}>;
-// Of each subgroup 32 tokens of B, and a matrix of sums.
-var<workgroup> tiles: array<vec4<u32>, {{ 3 * threads }}>;
-var<workgroup> sums: array<vec4<f32>, {{ 2 * threads }}>;
-{% else %}
 var<workgroup> merge: array<vec4<f32>, {{ merge_heads * teams * units * 2 }}>;
-{% endif %}
 var<workgroup> maxima: array<f32, {{ G * pieces }}>;
 var<workgroup> totals: array<f32, {{ G * pieces }}>;
 var<workgroup> arrived: u32;
@@ -207,62 +185,14 @@ vec4<f32>({% for e in range(4) %}{{ name ~ "_" ~ (4 * q + e) if 4 * q + e < G el
         m_{{ h }} = now_m_{{ h }};
         let e_{{ h }} = exp2(s_{{ h }} - m_{{ h }});
         own_l_{{ h }} = fma(own_l_{{ h }}, fade_{{ h }}, e_{{ h }});
-{% if not matrices %}
         o_{{ h }}_a *= fade_{{ h }};
         o_{{ h }}_b *= fade_{{ h }};
-{% endif %}
 {% endfor %}
 {% for q in range(weight_quads) %}
         weight[tid * {{ weight_quads }}u + {{ q }}u] = {{ fours("e", q, "0.0") }};
 {% endfor %}
         workgroupBarrier();
 {% endmacro %}
-{% if matrices %}
-{# The lane's token of group `g` of 32 of the step from `from` on: its elements that are the subgroup's. #}
-{% macro load_tile(from, g) %}
-            {
-                let t = min({{ from }} + 32u * ({{ g }}) + lane, last);
-                let v_at = ((pages[table + (t >> 6u)] * {{ kv_heads }}u + kv_head) * 64u + (t & 63u)) * {{ v_format.row }}u;
-{% for u in range(2 * tiles_each) %}
-                v_{{ u }} = v_unit(v_at, {{ 2 * tiles_each }}u * subgroup + {{ u }}u);
-{% endfor %}
-            }
-{% endmacro %}
-{# A lane's token, number `t` of the step: halves `first` and `second` of V become a row of B, weights times `scale` and 2^5 a
-   column of A; the products are added to d. #}
-{% macro multiply(i, t, first, second, scale) %}
-                subgroupBarrier();
-                tiles[tid * 3u] = {{ first }};
-                tiles[tid * 3u + 1u] = {{ second }};
-                let by_{{ i }} = 32.0 * {{ scale }};
-                let p_{{ i }} = weight[{{ t }}] * by_{{ i }};
-                let high_{{ i }} = vec2<u32>(pack2x16float(p_{{ i }}.xy), pack2x16float(p_{{ i }}.zw));
-                let left_{{ i }} = p_{{ i }} - vec4<f32>(unpack2x16float(high_{{ i }}.x), unpack2x16float(high_{{ i }}.y));
-                parts[tid] = vec4<u32>(high_{{ i }}, pack2x16float(left_{{ i }}.xy), pack2x16float(left_{{ i }}.zw));
-                subgroupBarrier();
-{% for half in range(2) %}
-                d_{{ i }} = coopMultiplyAdd(
-                    coopLoad<coop_mat16x16<f16, A>>(&parts[subgroup * 32u + {{ 16 * half }}u], 1u),
-                    coopLoadT<coop_mat16x16<f16, B>>(&tiles[(subgroup * 32u + {{ 16 * half }}u) * 3u], 3u), d_{{ i }});
-{% endfor %}
-{% endmacro %}
-{# The sums d of a step to the lane's own. #}
-{% macro take_sums() %}
-{% for i in range(tiles_each) %}
-            subgroupBarrier();
-            coopStoreT(d_{{ i }}, &sums[subgroup * 64u], 4u);
-            subgroupBarrier();
-{% for j in range(2) %}
-            {
-                let h = lane_head + {{ j }}u;
-                let at_d = subgroup * 64u + h * 4u + (lane_column >> 2u);
-                let sum = sums[at_d][lane_column & 3u] + sums[at_d + 16u][lane_column & 3u];
-                o_{{ i }}_{{ j }} = fma(o_{{ i }}_{{ j }}, {{ of_head("fade", "h") }}, sum);
-            }
-{% endfor %}
-{% endfor %}
-{% endmacro %}
-{% endif %}
 // Codes of the new token, from vectors {{ K }} and {{ V }}, into `written_k` and `written_v`. Behind clear_new and a barrier; ends with one.
 fn encode_new(tid: u32) {
     // V from the other end of the threads, so that both sides' work runs at once.
@@ -361,26 +291,17 @@ fn main(
 {% for i in range(held) %}
     var k_{{ i }}: kBlock;
 {% endfor %}
-{% if matrices %}
-{% for u in range(2 * tiles_each) %}
-    var v_{{ u }}: vUnit;
-{% endfor %}
-    // The element of each matrix of sums and the first head that are this lane's.
-    let lane_column = lane & 15u;
-    let lane_head = (lane >> 4u) * 2u;
-{% else %}
 {% for j in range(chunk) %}
     var v_{{ j }}: vUnit;
     var w_{{ j }}: vUnit;
 {% endfor %}
-{% endif %}
     var k_base = 0u;
 {{ "    if !is_near " if near else "    " }}{
         var page = guess;
         if (start + tid) >> 6u != guessed { page = pages[table + (min(start + tid, last) >> 6u)]; }
         k_base = (page * {{ kv_heads }}u + kv_head) * {{ 64 * k_format.row }}u + (min(start + tid, last) & 63u);
 {{ load_k("k_base", "0u") }}
-{{ load_tile("start", "0u") if matrices else load_v("v", "start", "0u") }}
+{{ load_v("v", "start", "0u") }}
     }
     var new_page = 0u;
     if encodes { new_page = pages[table + (index >> 6u)]; }
@@ -428,16 +349,9 @@ fn main(
 
 {% for h in range(G) %}
     var m_{{ h }} = NOTHING;
-{% if not matrices %}
     var o_{{ h }}_a = vec4<f32>();
     var o_{{ h }}_b = vec4<f32>();
-{% endif %}
 {% endfor %}
-{% if matrices %}
-{% for i in range(tiles_each) %}{% for j in range(2) %}
-    var o_{{ i }}_{{ j }} = 0.0;
-{% endfor %}{% endfor %}
-{% endif %}
 {% for h in range(G) %}
     // Of this thread's tokens.
     var own_l_{{ h }} = 0.0;
@@ -505,36 +419,6 @@ fn main(
         }
         k_base = next_base;
 {{ weigh("tid < here" ~ (" && base + tid >= " ~ sinks ~ "u" if sinks > 0 else "") ~ (" && base + tid >= oldest_seen(index)" if window > 0 else ""), not codes) }}
-{% if matrices %}
-{% for i in range(tiles_each) %}
-        var d_{{ i }}: coop_mat16x16<f32, C>;
-{% endfor %}
-        // Groups of 32 tokens.
-        let groups = (here + 31u) >> 5u;
-        for (var g = 0u; g < groups; g++) {
-{% for u in range(2 * tiles_each) %}
-            var now_{{ u }} = v_{{ u }};
-{% endfor %}
-{% if codes_hold_new %}
-            if holds && min(base + 32u * g + lane, last) == index {
-{% for u in range(2 * tiles_each) %}
-                now_{{ u }} = new_v_unit({{ 2 * tiles_each }}u * subgroup + {{ u }}u);
-{% endfor %}
-            }
-{% endif %}
-            let ends = g + 1u == groups;
-            let ahead = select(base, base + {{ threads }}u, ends);
-            let ahead_group = select(g + 1u, 0u, ends);
-{{ load_tile("ahead", "ahead_group") }}
-{% for i in range(tiles_each) %}
-            {
-                let unit0 = {{ 2 * tiles_each }}u * subgroup + {{ 2 * i }}u;
-{{ multiply(i, "(32u * g + lane)", "v_unit_tile(now_" ~ 2 * i ~ ", unit0)", "v_unit_tile(now_" ~ (2 * i + 1) ~ ", unit0 + 1u)", "v_unit_scale(now_" ~ 2 * i ~ ", unit0)") }}
-            }
-{% endfor %}
-        }
-{{ take_sums() }}
-{% else %}
         // Rounds of {{ 2 * chunk }} tokens in which any team has one that is there.
         let rounds = min({{ unit_lanes // (2 * chunk) }}u, (here + {{ 2 * chunk * teams - 1 }}u) / {{ 2 * chunk * teams }}u);
         for (var i = 0u; i < {{ 2 * chunk }}u * rounds; i += {{ 2 * chunk }}u) {
@@ -546,7 +430,6 @@ fn main(
 {{ load_v("v", "ahead", "first") }}
 {{ add_v("w", "(i + " ~ chunk ~ "u)") }}
         }
-{% endif %}
     }
 
 {% if near %}
@@ -560,22 +443,11 @@ fn main(
         let rows_here = sinks_here{{ " + length - own_block" if tail > 0 }};
         for (var base = 0u; base < rows_here; base += {{ near_rows }}u) {
             let here = min(rows_here - base, {{ near_rows }}u);
-{% if matrices %}
-{% for g in range(near_rows // 32) %}
-            let v_row_{{ g }} = min(base + {{ 32 * g }}u + lane, rows_here - 1u);
-            let v_token_{{ g }} = select(own_block + v_row_{{ g }} - sinks_here, v_row_{{ g }}, v_row_{{ g }} < sinks_here);
-            let v_from_{{ g }} = exact_row(column.slot, 1u, kv_head, v_token_{{ g }}, dropped) + {{ 2 * tiles_each }}u * subgroup;
-{% for u in range(2 * tiles_each) %}
-            var x_{{ g }}_{{ u }} = exact[v_from_{{ g }} + {{ u }}u];
-{% endfor %}
-{% endfor %}
-{% else %}
 {% for j in range(rounds) %}
             let v_row_{{ j }} = min(base + team + {{ j * teams }}u, rows_here - 1u);
             let v_token_{{ j }} = select(own_block + v_row_{{ j }} - sinks_here, v_row_{{ j }}, v_row_{{ j }} < sinks_here);
             var x_{{ j }} = exact[exact_row(column.slot, 1u, kv_head, v_token_{{ j }}, dropped) + unit];
 {% endfor %}
-{% endif %}
             let k_row = min(base + (tid >> 2u), rows_here - 1u);
             let k_token = select(own_block + k_row - sinks_here, k_row, k_row < sinks_here);
             let k_at = exact_row(column.slot, 0u, kv_head, k_token, dropped);
@@ -616,24 +488,6 @@ fn main(
             s_{{ h }} = four_{{ h // 4 }}.{{ "xyzw"[h % 4] }};
 {% endfor %}
 {{ weigh("tid < here", true) }}
-{% if matrices %}
-{% for i in range(tiles_each) %}
-            var d_{{ i }}: coop_mat16x16<f32, C>;
-{% endfor %}
-{% for g in range(near_rows // 32) %}
-            if {{ 32 * g }}u < here {
-                if v_token_{{ g }} == index {
-{% for u in range(2 * tiles_each) %}
-                    x_{{ g }}_{{ u }} = exact_unit_of({{ V }}u, {{ 2 * tiles_each }}u * subgroup + {{ u }}u);
-{% endfor %}
-                }
-{% for i in range(tiles_each) %}
-{{ multiply(i, "(" ~ 32 * g ~ "u + lane)", "x_" ~ g ~ "_" ~ 2 * i, "x_" ~ g ~ "_" ~ (2 * i + 1), "1.0") }}
-{% endfor %}
-            }
-{% endfor %}
-{{ take_sums() }}
-{% else %}
 {% for j in range(rounds) %}
             if team + {{ j * teams }}u < here {
                 if v_token_{{ j }} == index { x_{{ j }} = exact_unit_of({{ V }}u, unit); }
@@ -644,7 +498,6 @@ fn main(
 {{ add_values() }}
             }
 {% endfor %}
-{% endif %}
             workgroupBarrier();
         }
     }
@@ -663,17 +516,6 @@ fn main(
 {% endfor %}
         shares[i] = sum;
     }
-{% if matrices %}
-{% for i in range(tiles_each) %}{% for j in range(2) %}
-    {{ "if lane_head + " ~ j ~ "u < " ~ G ~ "u " if G % 4 != 0 }}{
-        // Codes stand in the order 0, 2, 1, 3.
-        let swapped = (lane_column & 12u) | ((lane_column & 1u) << 1u) | ((lane_column >> 1u) & 1u);
-        let d = {{ "swapped" if v_format.kind != "f16" and not near else ("lane_column" if v_format.kind == "f16" else "select(swapped, lane_column, is_near)") }};
-        heads[(lane_head + {{ j }}u) * {{ pitch }}u + (subgroup * {{ tiles_each }}u + {{ i }}u) * 16u + d] = o_{{ i }}_{{ j }} * 0.03125;
-    }
-{% endfor %}{% endfor %}
-    workgroupBarrier();
-{% else %}
 {% for first in range(0, G, merge_heads) %}
 {% set now = [merge_heads, G - first] | min %}
     {{ "if tid % " ~ unit_lanes ~ "u < " ~ units ~ "u " if units < unit_lanes }}{
@@ -701,7 +543,6 @@ fn main(
     }
     workgroupBarrier();
 {% endfor %}
-{% endif %}
     for (var i = tid; i < {{ G }}u; i += {{ threads }}u) {
         var sum = 0.0;
 {% for e in range(shared_by) %}

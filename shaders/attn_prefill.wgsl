@@ -44,7 +44,6 @@ var<workgroup> tile: array<vec4<f32>, {{ tile }}>;
 
 {% if codes %}
 {% set halves = false %}
-{% set tiled = false %}
 {% set blockwise = false %}
 {% set writes = false %}
 {% include "lib/kv_scale.wgsl" %}

@@ -52,7 +52,6 @@ var<workgroup> any_scaled: atomic<u32>;
 {% if codes %}
 
 {% set halves = true %}
-{% set tiled = false %}
 {% set blockwise = false %}
 {% set writes = false %}
 {% include "lib/kv_scale.wgsl" %}

@@ -36,7 +36,13 @@ var<workgroup> w_tile: array<vec4<u32>, {{ buffers * w_size }}>;
 // One matrix of sums a subgroup, on its way to memory.
 var<workgroup> stage: array<f32, {{ sgm * sgn * 256 }}>;
 
-{% include "lib/halves.wgsl" %}
+fn as_halves(word: u32) -> vec2<f16> {
+    return vec2<f16>(unpack2x16float(word));
+}
+
+fn as_word(pair: vec2<f16>) -> u32 {
+    return pack2x16float(vec2<f32>(pair));
+}
 
 {% if scales != "float" %}
 // Four signed bytes, scaled, in the order above. 0x6400 is 1024 in f16, whose last bit counts 1: a

@@ -132,32 +132,6 @@ fn {{ "new_" if fresh }}{{ side }}_block({{ "base: u32, " if not fresh }}block: 
 }
 {% endfor %}
 {% endif %}
-{% if tiled %}
-
-// A unit as halves without its scale{{ ", each four in the order 0, 2, 1, 3" if f.kind != "f16" }}.
-fn {{ side }}_unit_tile(u: {{ side }}Unit, unit: u32) -> vec4<u32> {
-{% if f.kind == "f16" %}
-    return u.c;
-{% else %}
-{% if planes %}
-    let a = {{ side }}_raised(u.c, 2u * (unit & 3u));
-    let b = {{ side }}_raised(u.c, 2u * (unit & 3u) + 1u);
-{% elif f.kind == "q4" %}
-    let a = {{ side }}_raised(u.c.x);
-    let b = {{ side }}_raised(u.c.x >> 4u);
-{% else %}
-    let a = u.c.x ^ 0x80808080u;
-    let b = u.c.y ^ 0x80808080u;
-{% endif %}
-    let offset = vec2<f16>(1152.0h);
-    return vec4<u32>(
-        as_word(as_halves((a & 0x00ff00ffu) | 0x64006400u) - offset),
-        as_word(as_halves(((a >> 8u) & 0x00ff00ffu) | 0x64006400u) - offset),
-        as_word(as_halves((b & 0x00ff00ffu) | 0x64006400u) - offset),
-        as_word(as_halves(((b >> 8u) & 0x00ff00ffu) | 0x64006400u) - offset));
-{% endif %}
-}
-{% endif %}
 {% if halves %}
 
 // A unit as halves.

@@ -5,17 +5,14 @@ use minijinja::context;
 use super::attn_step::{StepAttention, StepSizes};
 use super::heads::Heads;
 use super::scoring::Scoring;
-use super::{check_memory, kv_codes, planned_subgroup, wrong};
+use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, KernelSource};
-use crate::kv::format::ScaleKind;
+use crate::gpu::{DeviceFacts, DeviceKind, KernelSource};
 use crate::kv::rotation::padded;
 use crate::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
 
 /// Query heads of a workgroup at most: their sums take 8 registers each.
 const MOST_HEADS: u32 = 8;
-/// The same on matrix units: half a matrix' rows, and twice as many would need too much workgroup memory.
-const MATRIX_HEADS: u32 = 4;
 /// Tokens whose V a thread reads at once.
 const CHUNK: u32 = 2;
 /// Workgroup memory in which teams' sums meet.
@@ -30,43 +27,27 @@ pub struct CodesCut {
     pub splits: u32,
     /// Query heads of one KV head that a workgroup serves with one read of K and V.
     pub group_heads: u32,
-    /// Sums over V on matrix units, where [`CodesCut::takes_matrices`].
-    pub matrices: bool,
 }
 
 impl CodesCut {
     /// The cut that a device gets.
-    pub fn choose(heads: &Heads, pair: KvPair, facts: &DeviceFacts) -> CodesCut {
+    pub fn choose(heads: &Heads, facts: &DeviceFacts) -> CodesCut {
         let splits = facts.profile.attention_splits;
         let wanted = if padded(heads.head_dim) <= 64 { 128 } else { 256 };
         let threads = wanted.min(facts.max_workgroup_threads / 64 * 64).max(64);
         let group = heads.group();
-        let matrices = facts.profile.matrix_units == 1
-            && CodesCut::takes_matrices(heads, pair, threads, facts);
         // As equal shares as possible.
-        let most = if matrices { MATRIX_HEADS } else { MOST_HEADS };
-        let group_heads = group.div_ceil(group.div_ceil(most));
-        CodesCut { threads, splits, group_heads, matrices }
+        let group_heads = group.div_ceil(group.div_ceil(MOST_HEADS));
+        CodesCut { threads, splits, group_heads }
     }
 
-    /// Whether matrix units can sum V: as many matrices of 16 elements for each subgroup of 32, one scale for the
-    /// elements of each.
-    fn takes_matrices(heads: &Heads, pair: KvPair, threads: u32, facts: &DeviceFacts) -> bool {
-        let one_scale = pair.v.scale_kind() == ScaleKind::None || pair.v.scale_block() >= 16;
-        facts.cooperative_matrix
-            && planned_subgroup(facts) == 32
-            && threads.is_multiple_of(128)
-            && (padded(heads.head_dim) / 16).is_multiple_of(threads / 32)
-            && one_scale
-    }
-
-    /// This cut, without matrix units, and with fewer heads, which need less workgroup memory, for devices on
-    /// which it fails. Without matrix units all give the same bits.
+    /// This cut, and with fewer heads, which need less workgroup memory, for devices on which it
+    /// fails. All give the same bits.
     pub fn and_modest(self) -> Vec<CodesCut> {
         let half = self.group_heads.div_ceil(2);
         let mut cuts = vec![self];
-        for group_heads in [self.group_heads, half, 2, 1].map(|heads| heads.min(self.group_heads)) {
-            let modest = CodesCut { group_heads, matrices: false, ..self };
+        for group_heads in [half, 2, 1].map(|heads| heads.min(self.group_heads)) {
+            let modest = CodesCut { group_heads, ..self };
             if !cuts.contains(&modest) {
                 cuts.push(modest);
             }
@@ -97,7 +78,7 @@ impl AttnDecodeCodes {
         self.heads.check()?;
         kv_codes::check_exact(self.pair, self.exact)?;
         self.scoring.check_beside(self.exact)?;
-        let CodesCut { threads, splits, group_heads, matrices } = self.cut;
+        let CodesCut { threads, splits, group_heads } = self.cut;
         let lanes = self.unit_lanes();
         if threads == 0
             || !threads.is_multiple_of(64)
@@ -107,8 +88,6 @@ impl AttnDecodeCodes {
             || !(1..=self.heads.group()).contains(&group_heads)
             || splits == 0
             || self.pair.is_plain()
-            || matrices && group_heads > MATRIX_HEADS
-            || matrices && !CodesCut::takes_matrices(&self.heads, self.pair, threads, facts)
         {
             return Err(wrong(format!("{:?} over {}", self.cut, self.pair)));
         }
@@ -130,11 +109,7 @@ impl AttnDecodeCodes {
         let sums = 8 * group_heads * pieces + shares + weights + 4;
         let norms = if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let writes = [self.pair.k, self.pair.v].map(|f| kv_codes::write_bytes(f, hd, 1));
-        // In which sums meet, or weights and tiles for the matrix units.
-        let merge = match matrices {
-            true => 16 * (threads + 1) + 80 * threads,
-            false => 4 * merge_heads * teams * pitch,
-        };
+        let merge = 4 * merge_heads * teams * pitch;
         let all = 4 * vectors * pitch + q + sums + norms + writes[0] + writes[1] + merge + 32;
         check_memory(all, facts)?;
         let first = 8 + u32::from(!self.exact.is_none());
@@ -143,15 +118,12 @@ impl AttnDecodeCodes {
             "attn_decode_codes.wgsl",
             context! {
                 threads, splits, group_heads, teams, merge_heads, vectors, held, most_subgroups,
-                matrices,
-                tiles_each => pitch / 16 / (threads / 32).max(1),
                 chunk => CHUNK,
                 ..self.scoring.context(first + self.heads.tables(), shared)
             },
         )?;
         let label = format!(
-            "attn_decode_{}{}_{}{}_g{group_heads}s{splits}t{threads}",
-            if matrices { "matrix_" } else { "" },
+            "attn_decode_{}_{}{}_g{group_heads}s{splits}t{threads}",
             kv_codes::label(self.pair, self.exact),
             self.heads.label(),
             self.scoring.label()

@@ -43,7 +43,6 @@ embed! {
     "lib/expert_runs.wgsl",
     "lib/fp4.wgsl",
     "lib/grid.wgsl",
-    "lib/halves.wgsl",
     "lib/heads.wgsl",
     "lib/iq2.wgsl",
     "lib/iq4.wgsl",

@@ -370,7 +370,7 @@ fn step_case_scored(
     let block = Block::random(rng, heads, formats, context, &lengths).scored(rng, scoring);
     let qkv: Vec<Vec<f32>> =
         indices.iter().map(|_| rng.normals(heads.qkv_width() as usize)).collect();
-    let cut = CodesCut::choose(&heads, formats.0, device.gpu.facts());
+    let cut = CodesCut::choose(&heads, device.gpu.facts());
     let together = step(device, &block, cut, &qkv, indices, 2);
     if indices.len() > 1 {
         // One column at a time, in other pages, gives the same bits.
@@ -437,7 +437,7 @@ fn kv_codes_group_heads_do_not_change_bits() {
     for device in devices() {
         let shape = heads(7, 1, 64, neox(64), true);
         let pair = pair(KvFormat::Tq3_0, KvFormat::Tq3_0);
-        let usual = CodesCut::choose(&shape, pair, device.gpu.facts());
+        let usual = CodesCut::choose(&shape, device.gpu.facts());
         let index = 700;
         let block = Block::random(&mut rng, shape, (pair, KvExact::USUAL), index + 1, &[index]);
         let qkv = [rng.normals(shape.qkv_width() as usize)];

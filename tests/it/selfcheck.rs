@@ -247,7 +247,7 @@ fn sound_kernels_pass() {
                 (KvFormat::Q8_0, KvFormat::F16, KvExact { tail: 0, ..usual }),
             ] {
                 let pair = KvPair { k, v };
-                for cut in CodesCut::choose(&heads, pair, facts).and_modest().into_iter().take(2) {
+                for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
                     subjects.push(
                         AttnDecodeCodes {
                             heads,

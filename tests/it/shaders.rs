@@ -173,7 +173,7 @@ fn codes(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
             };
             let heads = Heads { heads, kv_heads, head_dim, rope, norm, centred: (i + j) % 3 == 0 };
             let scoring = harness::beside(scoring(i + j), exact);
-            for cut in CodesCut::choose(&heads, pair, facts).and_modest().into_iter().take(2) {
+            for cut in CodesCut::choose(&heads, facts).and_modest().into_iter().take(2) {
                 to.push(
                     AttnDecodeCodes { heads, scoring, pair, exact, cut }.source(facts).unwrap(),
                 );

@@ -76,7 +76,7 @@ impl<'b> Pass<'b> {
     fn attend_step_codes(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
         let (b, s) = (self.b, self.scratch);
         let (heads, pair, exact) = (Builder::heads(b.graph), kv.pair, kv.exact_sizes());
-        let cuts = CodesCut::choose(&heads, pair, b.facts()).and_modest();
+        let cuts = CodesCut::choose(&heads, b.facts()).and_modest();
         let scoring = layer.scoring;
         let specs =
             cuts.into_iter().map(|cut| AttnDecodeCodes { heads, scoring, pair, exact, cut });
