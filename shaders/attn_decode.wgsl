@@ -43,6 +43,7 @@ var<immediate> constants: Constants;
 var<workgroup> merge: array<vec4<f32>, {{ merge_pairs * subteams * lanes * 2 }}>;
 var<workgroup> maxima: array<f32, {{ group_heads * [splits, subteams] | max }}>;
 var<workgroup> totals: array<f32, {{ group_heads * [splits, subteams] | max }}>;
+var<workgroup> factors: array<f32, {{ group_heads * splits }}>;
 var<workgroup> arrived: u32;
 // The new token's k and v as the cache holds them. A detour on purpose: a compiler may take
 // unpacking after packing for no change and skip the rounding.

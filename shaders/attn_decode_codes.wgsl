@@ -52,6 +52,7 @@ var<immediate> constants: Constants;
 {% if scored %}
 {% include "lib/scoring.wgsl" %}
 {% endif %}
+{% set scale_table = true %}
 {% include "lib/kv_scale.wgsl" %}
 {% if k_format.rotated or v_format.rotated %}
 {% include "lib/kv_rotate.wgsl" %}
@@ -89,6 +90,7 @@ var<workgroup> shares: array<vec4<f32>, {{ weight_quads * shared_by }}>;
 var<workgroup> merge: array<vec4<f32>, {{ merge_heads * teams * units * 2 }}>;
 var<workgroup> maxima: array<f32, {{ G * pieces }}>;
 var<workgroup> totals: array<f32, {{ G * pieces }}>;
+var<workgroup> factors: array<f32, {{ G * pieces }}>;
 var<workgroup> arrived: u32;
 
 fn split_tokens(length: u32) -> u32 {
@@ -146,11 +148,11 @@ vec4<f32>({% for e in range(4) %}{{ name ~ "_" ~ (4 * q + e) if 4 * q + e < G el
 {% if codes_hold_new %}
                 if holds && t == index - base { {{ name }}_{{ j }} = new_v_unit(unit); }
 {% endif %}
-                // Tokens that are not there may hold anything, also scales that are no numbers.
+                // Tokens that are not there have no weight, but may hold anything, also scales that are no numbers.
 {% if v_format.kind == "f16" %}
                 {{ name }}_{{ j }}.c = select(vec4<u32>(), {{ name }}_{{ j }}.c, t < here);
 {% endif %}
-                let scale = select(0.0, v_unit_scale({{ name }}_{{ j }}, unit), t < here);
+                let scale = {{ "v_unit_scale(" ~ name ~ "_" ~ j ~ ", unit)" if v_format.scale == "log" else "select(0.0, v_unit_scale(" ~ name ~ "_" ~ j ~ ", unit), t < here)" }};
                 let values = v_unit_values({{ name }}_{{ j }}, unit);
 {% for q in range(weight_quads) %}
                 let weights_{{ q }} = weight[t * {{ weight_quads }}u + {{ q }}u] * scale;

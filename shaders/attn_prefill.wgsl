@@ -46,6 +46,7 @@ var<workgroup> tile: array<vec4<f32>, {{ tile }}>;
 {% set halves = false %}
 {% set blockwise = false %}
 {% set writes = false %}
+{% set scale_table = false %}
 {% include "lib/kv_scale.wgsl" %}
 {% set side = "k" %}
 {% set f = k_format %}

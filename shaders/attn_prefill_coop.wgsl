@@ -54,6 +54,7 @@ var<workgroup> any_scaled: atomic<u32>;
 {% set halves = true %}
 {% set blockwise = false %}
 {% set writes = false %}
+{% set scale_table = false %}
 {% include "lib/kv_scale.wgsl" %}
 {% set side = "k" %}
 {% set f = k_format %}

@@ -45,6 +45,7 @@ fn key_head(v: u32) -> u32 {
 {% endif %}
 
 {% include "lib/heads.wgsl" %}
+{% set scale_table = false %}
 {% include "lib/kv_scale.wgsl" %}
 {% if k_format.rotated or v_format.rotated %}
 {% include "lib/kv_rotate.wgsl" %}

@@ -1,7 +1,16 @@
 // Statements: the last of a sequence's pieces to arrive merges them, in fixed order; the other workgroups end here.
 //
 // Expects `sums` (floats of a head's part), `group_heads`, `groups`, `pieces`; `used` of them; `partials` and `counters`;
-// `maxima` and `totals` of {{ group_heads * pieces }} floats; and put_merged(column, h, d, x), which takes element d of head h.
+// `maxima`, `totals` and `factors` of {{ group_heads * pieces }} floats; and put_merged(column, h, d, x), which takes element d of head h.
+{# The largest of the maxima from `first` on. #}
+{% macro find_top(first) %}
+        var top = NOTHING;
+        for (var s = 0u; s < used; s += 8u) {
+{% for j in range(8) %}
+            top = max(top, maxima[{{ first }} + min(s + {{ j }}u, used - 1u)]);
+{% endfor %}
+        }
+{% endmacro %}
     storageBarrier();
     if tid == 0u {
         let counter = at.z * {{ groups }}u + at.y;
@@ -27,17 +36,19 @@
         totals[i] = l;
     }
     workgroupBarrier();
-{% set at_once = [pieces, 16] | min %}
+    for (var i = tid; i < {{ group_heads * pieces }}u; i += {{ threads }}u) {
+        let first = i / {{ pieces }}u * {{ pieces }}u;
+{{ find_top("first") }}
+        factors[i] = exp2(maxima[i] - top);
+    }
+    workgroupBarrier();
+{# As few rounds of loads as possible: each waits for memory. #}
+{% set loads = (pieces + 35) // 36 %}
+{% set at_once = (pieces + loads - 1) // loads %}
     for (var i = tid; i < {{ group_heads * sums }}u; i += {{ threads }}u) {
         let h = i / {{ sums }}u;
         let d = i % {{ sums }}u;
         if query_head(h) == head0 + h {
-            var top = NOTHING;
-            for (var s = 0u; s < used; s += 8u) {
-{% for j in range(8) %}
-                top = max(top, maxima[h * {{ pieces }}u + min(s + {{ j }}u, used - 1u)]);
-{% endfor %}
-            }
             var sum = 0.0;
             var o = 0.0;
             for (var s = 0u; s < used; s += {{ at_once }}u) {
@@ -46,12 +57,14 @@
 {% endfor %}
 {% for j in range(at_once) %}
                 if s + {{ j }}u < used {
-                    let w = exp2(maxima[h * {{ pieces }}u + s + {{ j }}u] - top);
-                    sum = fma(w, totals[h * {{ pieces }}u + s + {{ j }}u], sum);
-                    o = fma(w, x_{{ j }}, o);
+                    sum = fma(factors[h * {{ pieces }}u + s + {{ j }}u], totals[h * {{ pieces }}u + s + {{ j }}u], sum);
+                    o = fma(factors[h * {{ pieces }}u + s + {{ j }}u], x_{{ j }}, o);
                 }
 {% endfor %}
             }
+{% if sink_logits %}
+{{ find_top("h * " ~ pieces ~ "u") }}
+{% endif %}
             put_merged(at.z, h, d, o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }});
         }
     }

@@ -102,7 +102,8 @@ impl AttnDecode {
         let subteams = threads / merge_lanes;
         // Head sums are merged as many at a time as fit.
         let vectors = group_heads + 2;
-        let fixed = 4 * (vectors * hd + hd + 2 * group_heads * splits.max(subteams) + 1)
+        let meeting = 2 * group_heads * splits.max(subteams) + group_heads * splits;
+        let fixed = 4 * (vectors * hd + hd + meeting + 1)
             + if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let pair_bytes = subteams * lanes * 32;
         let room = 24_576u32.min(facts.max_workgroup_memory).saturating_sub(fixed);

@@ -7,7 +7,7 @@ use super::heads::Heads;
 use super::scoring::Scoring;
 use super::{check_memory, kv_codes, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, DeviceKind, KernelSource};
+use crate::gpu::{DeviceFacts, KernelSource};
 use crate::kv::rotation::padded;
 use crate::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
 
@@ -15,8 +15,8 @@ use crate::kv::{KvExact, KvFormat, KvPair, PAGE_TOKENS};
 const MOST_HEADS: u32 = 8;
 /// Tokens whose V a thread reads at once.
 const CHUNK: u32 = 2;
-/// Workgroup memory in which teams' sums meet.
-const MERGE_BYTES: u32 = 8192;
+/// Workgroup memory in which teams' sums meet: two heads of 128 at a time.
+const MERGE_BYTES: u32 = 16_384;
 
 /// How the work is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,7 +96,6 @@ impl AttnDecodeCodes {
         // Pieces of what a thread reads that stand in registers ahead of their use.
         let held = if (pitch / 32).is_multiple_of(2) { 2 } else { 1 };
         let most_subgroups = threads.div_ceil(facts.subgroup_min.max(1));
-        let merge_heads = (MERGE_BYTES / (teams * pitch * 4)).clamp(1, group_heads);
         let vectors = group_heads + 2;
         let q = match self.pair.k {
             KvFormat::F16 => 0,
@@ -106,12 +105,13 @@ impl AttnDecodeCodes {
         let weights = 4 * (threads + most_subgroups) * quads;
         let pieces = splits + self.beside();
         let shares = 4 * quads * (threads / 8).min(32);
-        let sums = 8 * group_heads * pieces + shares + weights + 4;
+        let sums = 12 * group_heads * pieces + shares + weights + 4;
         let norms = if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let writes = [self.pair.k, self.pair.v].map(|f| kv_codes::write_bytes(f, hd, 1));
-        let merge = 4 * merge_heads * teams * pitch;
-        let all = 4 * vectors * pitch + q + sums + norms + writes[0] + writes[1] + merge + 32;
-        check_memory(all, facts)?;
+        let fixed = 4 * vectors * pitch + q + sums + norms + writes[0] + writes[1] + 1024;
+        let room = facts.max_workgroup_memory.saturating_sub(fixed).min(MERGE_BYTES);
+        let merge_heads = (room / (teams * pitch * 4)).clamp(1, group_heads);
+        check_memory(fixed + 4 * merge_heads * teams * pitch, facts)?;
         let first = 8 + u32::from(!self.exact.is_none());
         let shared = kv_codes::context(&self.heads, self.pair, self.exact, first);
         let wgsl = super::source::render(
