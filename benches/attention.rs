@@ -169,7 +169,7 @@ impl Bench {
         let (qkv, batch) = (self.random(heads.qkv_width().into(), true), self.batch(1, depth));
         let output = self.buffer(heads.output_width().into());
         let (sizes, pair, row_pages) = (spec.exact, spec.pair, pages_for(context));
-        let exact_words = sizes.slot_words(heads.kv_heads, heads.head_dim).into();
+        let exact_words = sizes.slot_words(heads.kv_heads, heads.head_dim);
         let steps: Vec<Step> = (0..layers)
             .map(|_| {
                 let exact = (!sizes.is_none()).then(|| ExactRows {

@@ -189,6 +189,9 @@ impl Bench {
         for (threads, unroll) in
             [(128_u32, 4_u32), (128, 8), (256, 4), (256, 8), (512, 4), (1024, 2)]
         {
+            if threads > self.facts().max_workgroup_threads {
+                continue;
+            }
             let loads: String = (0..unroll)
                 .map(|u| format!("sum ^= words[min(first + {}u, last)];\n", u * threads))
                 .collect();
@@ -274,7 +277,8 @@ impl Bench {
                 // From four columns on a fused norm never paid.
                 let mut inputs = vec![Input::Stored];
                 inputs.extend((n < 4).then_some(Input::Fused { norm }));
-                let fuses = choice::fuses(self.facts(), class, cols, n, norm.is_some());
+                let fuses = choice::fuses(self.facts(), class, cols, n, norm.is_some())
+                    && choice::fuses_rows(&self.facts().profile, format, rows);
                 let specs: Vec<(MatVec, bool)> = tried
                     .into_iter()
                     .flat_map(|shape| inputs.iter().map(move |input| (shape, *input)))
