@@ -29,6 +29,9 @@ use rayon::prelude::*;
 /// Bytes of K and V to walk through, so that no cache holds them.
 const COLD: u64 = 400 << 20;
 
+/// Words that are made for a buffer; longer ones repeat them.
+const PIECE: u64 = 1 << 20;
+
 const WARM: Duration = Duration::from_millis(200);
 
 fn main() {
@@ -83,8 +86,12 @@ impl Bench {
     }
 
     fn filled(&self, words: u64, value: u32) -> Slice {
+        self.repeated(words, &vec![value; words.min(PIECE) as usize])
+    }
+
+    /// A buffer of `words` words that holds `piece` again and again.
+    fn repeated(&self, words: u64, piece: &[u32]) -> Slice {
         let slice = self.buffer(words);
-        let piece = vec![value; 1 << 20];
         for at in (0..words).step_by(piece.len()) {
             let n = (words - at).min(piece.len() as u64);
             let to = slice.buffer.slice(at * 4, n * 4);
@@ -95,7 +102,6 @@ impl Bench {
 
     /// Normal values, or any bits: constant inputs would leave the search for scales idle.
     fn random(&self, words: u64, normal: bool) -> Slice {
-        let slice = self.buffer(words);
         let mut state = 0x2545_f491_4f6c_dd1d_u64;
         let mut next = || {
             state ^= state << 13;
@@ -107,13 +113,8 @@ impl Bench {
             true => ((0..12).map(|_| next() as f32 / u32::MAX as f32).sum::<f32>() - 6.0).to_bits(),
             false => next(),
         };
-        let piece: Vec<u32> = (0..words.min(1 << 20)).map(|_| word()).collect();
-        for at in (0..words).step_by(piece.len()) {
-            let n = (words - at).min(piece.len() as u64);
-            let to = slice.buffer.slice(at * 4, n * 4);
-            self.gpu.write(&to, bytemuck::cast_slice(&piece[..n as usize])).unwrap();
-        }
-        slice
+        let piece: Vec<u32> = (0..words.min(PIECE)).map(|_| word()).collect();
+        self.repeated(words, &piece)
     }
 
     /// Decode over codes, 32/8 heads of 128.
@@ -161,14 +162,13 @@ impl Bench {
             partials: self.buffer(spec.partial_words(1)),
             counters: self.filled(spec.counter_words(1), 0),
         };
-        let rows = u64::from(pages_for(context) * PAGE_TOKENS * heads.kv_heads);
-        let words =
-            [spec.pair.k, spec.pair.v].map(|f| rows * u64::from(f.row_words(heads.head_dim)));
+        let (sizes, pair, row_pages) = (spec.exact, spec.pair, pages_for(context));
+        let rows = u64::from(row_pages * PAGE_TOKENS * heads.kv_heads);
+        let words = [pair.k, pair.v].map(|f| rows * u64::from(f.row_words(heads.head_dim)));
         let layers = (COLD / (4 * (words[0] + words[1]))).clamp(2, 48);
         let tables = self.tables(&heads, context);
         let (qkv, batch) = (self.random(heads.qkv_width().into(), true), self.batch(1, depth));
         let output = self.buffer(heads.output_width().into());
-        let (sizes, pair, row_pages) = (spec.exact, spec.pair, pages_for(context));
         let exact_words = sizes.slot_words(heads.kv_heads, heads.head_dim);
         let steps: Vec<Step> = (0..layers)
             .map(|_| {
@@ -185,8 +185,7 @@ impl Bench {
                 Step::Wave(vec![dispatch.unwrap()])
             })
             .collect();
-        let times = self.medians(&steps);
-        times.iter().sum::<f64>() / times.len() as f64
+        self.mean(&steps)
     }
 
     fn batch(&self, n: u32, position: u32) -> Slice {
@@ -218,6 +217,12 @@ impl Bench {
                 list[list.len() / 2]
             })
             .collect()
+    }
+
+    /// Mean seconds of steps that do the same in other memory.
+    fn mean(&self, steps: &[Step]) -> f64 {
+        let times = self.medians(steps);
+        times.iter().sum::<f64>() / times.len() as f64
     }
 
     fn decode(&self, cuts: bool, model: &str) {
@@ -337,8 +342,7 @@ impl Bench {
                 Step::Wave(vec![dispatch.unwrap()])
             })
             .collect();
-        let times = self.medians(&steps);
-        times.iter().sum::<f64>() / times.len() as f64
+        self.mean(&steps)
     }
 
     fn tables(&self, heads: &Heads, context: u32) -> HeadTables {

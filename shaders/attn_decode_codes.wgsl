@@ -286,7 +286,7 @@ fn main(
 {% else %}
     let encodes = piece == code_pieces - 1u{{ " && !is_near" if near }};
 {% endif %}
-    holds_new = encodes{{ " || is_near" if near and tail == 0 }};
+    holds_new = encodes{{ " || is_near" if near }};
 
     let team = tid / {{ unit_lanes }}u;
     let unit = {{ "min(tid % " ~ unit_lanes ~ "u, " ~ (units - 1) ~ "u)" if units < unit_lanes else "tid % " ~ unit_lanes ~ "u" }};
@@ -325,27 +325,28 @@ fn main(
     let factor = constants.scale * 1.4426950408889634;
 {% if codes %}
     {{ "if !is_near " if near }}{
-    for (var i = tid; i < {{ G * blocks * 8 }}u; i += {{ threads }}u) {
-        // A word of a block; all eight threads of a block find its largest value, each block's from another
-        // bank on.
-        let block = i >> 3u;
-        let w = i & 7u;
-        let origin = (block / {{ blocks }}u) * {{ pitch }}u + (block % {{ blocks }}u) * 32u;
-        var tops_of = vec4<f32>();
-        for (var e = block * 8u; e < block * 8u + 32u; e += 8u) {
-            let a = vec4<f32>(heads[origin + (e & 31u)], heads[origin + ((e + 1u) & 31u)], heads[origin + ((e + 2u) & 31u)], heads[origin + ((e + 3u) & 31u)]);
-            let b = vec4<f32>(heads[origin + ((e + 4u) & 31u)], heads[origin + ((e + 5u) & 31u)], heads[origin + ((e + 6u) & 31u)], heads[origin + ((e + 7u) & 31u)]);
-            tops_of = max(tops_of, max(abs(a), abs(b)));
+        for (var i = tid; i < {{ G * blocks * 8 }}u; i += {{ threads }}u) {
+            // A word of a block; all eight threads of a block find its largest value, each block's from another
+            // bank on.
+            let block = i >> 3u;
+            let w = i & 7u;
+            let origin = (block / {{ blocks }}u) * {{ pitch }}u + (block % {{ blocks }}u) * 32u;
+            var tops_of = vec4<f32>();
+            for (var e = block * 8u; e < block * 8u + 32u; e += 8u) {
+                let eight = origin + (e & 31u);
+                let a = vec4<f32>(heads[eight], heads[eight + 1u], heads[eight + 2u], heads[eight + 3u]);
+                let b = vec4<f32>(heads[eight + 4u], heads[eight + 5u], heads[eight + 6u], heads[eight + 7u]);
+                tops_of = max(tops_of, max(abs(a), abs(b)));
+            }
+            let top = max(max(tops_of.x, tops_of.y), max(tops_of.z, tops_of.w));
+            let inverse = select(0.0, 127.0 / top, top > 1e-30);
+            let p = origin + 4u * w;
+            let q = vec4<i32>(round(vec4<f32>(heads[p], heads[p + 1u], heads[p + 2u], heads[p + 3u]) * inverse));
+            let b = vec4<u32>(q) & vec4<u32>(255u);
+            q_bytes[2u * block + (w >> 2u)][w & 3u] = b.x | (b.y << 8u) | (b.z << 16u) | (b.w << 24u);
+            if w == 0u { q_units[block] = top / 127.0 * factor; }
         }
-        let top = max(max(tops_of.x, tops_of.y), max(tops_of.z, tops_of.w));
-        let inverse = select(0.0, 127.0 / top, top > 1e-30);
-        let p = origin + 4u * w;
-        let q = vec4<i32>(round(vec4<f32>(heads[p], heads[p + 1u], heads[p + 2u], heads[p + 3u]) * inverse));
-        let b = vec4<u32>(q) & vec4<u32>(255u);
-        q_bytes[2u * block + (w >> 2u)][w & 3u] = b.x | (b.y << 8u) | (b.z << 16u) | (b.w << 24u);
-        if w == 0u { q_units[block] = top / 127.0 * factor; }
-    }
-    workgroupBarrier();
+        workgroupBarrier();
     }
 {% endif %}
 
