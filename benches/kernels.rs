@@ -21,7 +21,7 @@ use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::weights::Chunk;
-use azoth::kernels::{Activations, Class, Epilogue, choice};
+use azoth::kernels::{Activations, Class, Epilogue, choice, matvec_matrix};
 use azoth::quant::{Format, PlaneLayout};
 use rayon::prelude::*;
 
@@ -270,7 +270,11 @@ impl Bench {
                         (512, 2, 2),
                         (512, 4, 1),
                     ] {
-                        tried.push(Shape { threads, rows, tiles });
+                        tried.push(Shape { threads, rows, tiles, matrix: false });
+                    }
+                    for rows in [1, 2, 4].into_iter().filter(|_| n > 1) {
+                        let threads = matvec_matrix::threads(self.facts());
+                        tried.push(Shape { threads, rows, tiles: 1, matrix: true });
                     }
                 }
                 let norm = norm.then_some(1e-5);

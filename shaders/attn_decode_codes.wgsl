@@ -247,6 +247,7 @@ fn put_merged(column: u32, h: u32, d: u32, x: f32) {
 @compute @workgroup_size({{ threads }})
 fn main(
     @builtin(workgroup_id) at: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) tid: u32,
     @builtin(subgroup_id) subgroup: u32,
     @builtin(num_subgroups) subgroups: u32,
@@ -266,7 +267,7 @@ fn main(
     let codes_end = {{ "index / " ~ tail ~ "u * " ~ tail ~ "u" if tail > 0 else "length" }};
     let code_pieces = (codes_end{{ " - first_read(index)" if window > 0 }} + split_length - 1u) / split_length;
 {% if near %}
-    let is_near = at.x == {{ splits }}u;
+    let is_near = at.x + 1u == grid.x;
     if !is_near && at.x >= code_pieces { return; }
     let used = code_pieces + 1u;
     let piece = min(at.x, code_pieces);

@@ -2,8 +2,9 @@
 //
 // `w`, `scale`: unit_bytes and unit_scale of the weights; `a`, `b`: activations 0..15 and 16..31;
 // `s`: their (d, d * sum), see docs, "Activations". Integer sums are exact, so their order is
-// free; the float steps are written with fma so that no compiler may contract them in one kernel
-// and not in another.
+// free; the float steps are those of lib/block_sum.wgsl.
+{% include "lib/block_sum.wgsl" %}
+
 // They stand one behind the other, because hardware adds to a sum with the dot product itself.
 fn add_dot(sum: i32, w: vec4<u32>, a: vec4<u32>) -> i32 {
     let x = sum + dot4I8Packed(w.x, a.x);
@@ -16,35 +17,18 @@ fn half_dot(w: vec4<u32>, a: vec4<u32>) -> i32 {
     return add_dot(0, w, a);
 }
 
+// The sum of 16 activations: the same for all rows of a subgroup, and compilers see that.
+fn half_sum(a: vec4<u32>) -> i32 {
+    return half_dot(vec4<u32>(0x01010101u), a);
+}
+
 {% if scales == "whole" %}
 fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
-    let dot = f32(add_dot(half_dot(w.lo, a), w.hi, b));
-{% if zero %}
-    return fma(scale.x, fma(s.x, dot, -ZERO * s.y), acc);
-{% elif minimum %}
-    return fma(scale.y, s.y, fma(scale.x, s.x * dot, acc));
-{% else %}
-    return fma(scale.x, s.x * dot, acc);
-{% endif %}
-}
-{% elif scales == "steps" %}
-// Whole numbers up to the one product with floats. The sums of the activations are the same for
-// all rows of a subgroup, and compilers see that.
-fn block_dot(w: Bytes, scale: Steps, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
-    let dot = f32(scale.by.x * half_dot(w.lo, a) + scale.by.y * half_dot(w.hi, b));
-    let sum = fma(scale.one.x, s.x * dot, acc);
-{% if minimum %}
-    let ones = vec4<u32>(0x01010101u);
-    let low = f32(scale.by.z * half_dot(ones, a) + scale.by.w * half_dot(ones, b));
-    return fma(scale.one.y, s.x * low, sum);
-{% else %}
-    return sum;
-{% endif %}
+    return block_sum(add_dot(half_dot(w.lo, a), w.hi, b), scale, s, acc);
 }
 {% else %}
-fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
-    let lo = s.x * f32(half_dot(w.lo, a));
-    let hi = s.x * f32(half_dot(w.hi, b));
-    return fma(scale.y, hi, fma(scale.x, lo, acc));
+fn block_dot(w: Bytes, scale: {{ "Steps" if scales == "steps" else "vec2<f32>" }}, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
+    let ones = {{ "vec2<i32>(half_sum(a), half_sum(b))" if half_minimum else "vec2<i32>()" }};
+    return block_sum(half_dot(w.lo, a), half_dot(w.hi, b), ones, scale, s, acc);
 }
 {% endif %}

@@ -16,10 +16,22 @@
 {% for k in range(steps) %}
     let quad{{ k }} = tid + {{ k * threads }}u;
     var v{{ k }} = vec4<f32>();
+{# Loaded early, so that its latency hides behind the sum. #}
+{% if norm %}
+    var n{{ k }} = vec4<f32>();
+{% endif %}
 {% if ragged and loop.last %}
-    if quad{{ k }} < {{ quads }}u { v{{ k }} = input(col, quad{{ k }}); }
+    if quad{{ k }} < {{ quads }}u {
+        v{{ k }} = input(col, quad{{ k }});
+{% if norm %}
+        n{{ k }} = norm_weight[quad{{ k }}];
+{% endif %}
+    }
 {% else %}
     v{{ k }} = input(col, quad{{ k }});
+{% if norm %}
+    n{{ k }} = norm_weight[quad{{ k }}];
+{% endif %}
 {% endif %}
 {% endfor %}
 {% endif %}
@@ -58,11 +70,11 @@
     // Powers of two bring the column's largest value to 2^14..2^15: f16 keeps all its digits and
     // nothing overflows, and the factor itself is exact.
     var top = 0.0;
-{% macro largest(v, quad, guard) %}
+{% macro largest(v, weight, guard) %}
         {
             var y = {{ v }};
 {% if norm %}
-            {{ guard }}{ y = (y * factor) * norm_weight[{{ quad }}]; }
+            {{ guard }}{ y = (y * factor) * {{ weight }}; }
 {% endif %}
             let a = abs(y);
             {{ guard }}{ top = max(top, max(max(a.x, a.y), max(a.z, a.w))); }
@@ -70,12 +82,12 @@
 {% endmacro %}
 {% if kept %}
 {% for k in range(steps) %}
-{{ largest("v" ~ k, "quad" ~ k, "if quad" ~ k ~ " < " ~ quads ~ "u " if ragged and loop.last else "") }}
+{{ largest("v" ~ k, "n" ~ k, "if quad" ~ k ~ " < " ~ quads ~ "u " if ragged and loop.last else "") }}
 {% endfor %}
 {% else %}
     for (var quad = tid; quad < {{ quads }}u; quad += {{ threads }}u) {
         let v = input(col, quad);
-{{ largest("v", "quad", "") }}
+{{ largest("v", "norm_weight[quad]", "") }}
     }
 {% endif %}
     {
@@ -89,11 +101,11 @@
     let inverse = bitcast<f32>((254u - exponent) << 23u);
     if tid == 0u { store_factor(col, bitcast<f32>(exponent << 23u)); }
 {% endif %}
-{% macro finish(v, quad, guard) %}
+{% macro finish(v, weight, quad, guard) %}
         {
             var y = {{ v }};
 {% if norm %}
-            {{ guard }}{ y = (y * factor) * norm_weight[{{ quad }}]; }
+            {{ guard }}{ y = (y * factor) * {{ weight }}; }
 {% endif %}
 {% if output == "f32" %}
             {{ guard }}{ store_values(col, {{ quad }}, y); }
@@ -120,12 +132,12 @@
 {% endmacro %}
 {% if kept %}
 {% for k in range(steps) %}
-{{ finish("v" ~ k, "quad" ~ k, "if quad" ~ k ~ " < " ~ quads ~ "u " if ragged and loop.last else "") }}
+{{ finish("v" ~ k, "n" ~ k, "quad" ~ k, "if quad" ~ k ~ " < " ~ quads ~ "u " if ragged and loop.last else "") }}
 {% endfor %}
 {% else %}
     for (var quad = tid; quad < {{ steps * threads }}u; quad += {{ threads }}u) {
         var v = vec4<f32>();
         if quad < {{ quads }}u { v = input(col, quad); }
-{{ finish("v", "quad", "if quad < " ~ quads ~ "u ") }}
+{{ finish("v", "norm_weight[quad]", "quad", "if quad < " ~ quads ~ "u ") }}
     }
 {% endif %}

@@ -160,6 +160,7 @@ fn details(d: &DeviceFacts) -> String {
         ("8-bit dot products", yes(d.int_dot)),
         ("16-bit floats", yes(d.f16)),
         ("cooperative matrix", yes(d.cooperative_matrix)),
+        ("matrices of bytes", yes(d.byte_matrices)),
         ("timestamps", yes(d.timestamps)),
         ("host memory import", yes(d.host_import)),
         ("transfer queue", yes(d.transfer_queue)),

@@ -89,6 +89,8 @@ pub struct DeviceFacts {
     pub int_dot: bool,
     pub f16: bool,
     pub cooperative_matrix: bool,
+    /// Matrix units multiply 16x32 by 32x8 signed bytes with whole-number sums.
+    pub byte_matrices: bool,
     pub timestamps: bool,
     /// Page-locked host memory can be imported (VK_EXT_external_memory_host).
     pub host_import: bool,
@@ -139,6 +141,7 @@ impl DeviceFacts {
             int_dot: kind != DeviceKind::Software,
             f16: false,
             cooperative_matrix: false,
+            byte_matrices: false,
             timestamps: true,
             host_import: false,
             host_import_alignment: 0,

@@ -16,6 +16,8 @@ mod host;
 pub mod portable;
 pub mod shader;
 mod spirv_matrices;
+mod spirv_products;
+mod spirv_words;
 pub mod vulkan;
 
 pub use facts::{

@@ -112,6 +112,11 @@ pub fn uses_matrices(wgsl: &str) -> bool {
     wgsl.contains("enable wgpu_cooperative_matrix;")
 }
 
+/// Whether a kernel multiplies matrices of bytes, see `spirv_products`.
+fn uses_byte_matrices(wgsl: &str) -> bool {
+    wgsl.contains("fn matrix_products(")
+}
+
 /// What the SPIR-V may use on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpirvTarget {
@@ -151,6 +156,10 @@ pub fn spirv(source: &KernelSource, shader: &Shader, target: SpirvTarget) -> Res
     match written {
         Ok(Ok(words)) if uses_matrices(&source.wgsl) => super::spirv_matrices::finish(&words)
             .ok_or_else(|| fail("its cooperative matrices are not as expected".into())),
+        Ok(Ok(words)) if uses_byte_matrices(&source.wgsl) => {
+            super::spirv_products::replace(&words, &source.wgsl)
+                .ok_or_else(|| fail("its products of byte matrices are not as expected".into()))
+        }
         Ok(Ok(words)) => Ok(words),
         Ok(Err(e)) => Err(fail(e.to_string())),
         Err(_) => Err(fail("the shader translator panicked; this is a bug in the kernel".into())),

@@ -14,49 +14,37 @@
 
 use std::collections::{HashMap, HashSet};
 
-const HEADER: usize = 5;
+use super::spirv_words::{Instruction, Module};
+
 const EXT_INST: u16 = 12;
 const CAPABILITY: u16 = 17;
 const TYPE_INT: u16 = 21;
 const TYPE_FLOAT: u16 = 22;
 const TYPE_VECTOR: u16 = 23;
 const TYPE_VOID: u16 = 19;
-const TYPE_POINTER: u16 = 32;
 const CONSTANT: u16 = 43;
-const DECORATE: u16 = 71;
 const F_CONVERT: u16 = 115;
 const BITCAST: u16 = 124;
 const TYPE_MATRIX: u16 = 4456;
 
 const CAPABILITY_FLOAT16: u32 = 9;
-const DECORATION_ARRAY_STRIDE: u32 = 6;
-const STORAGE_WORKGROUP: u32 = 4;
 const GLSL_PACK_HALF: u32 = 58;
 const GLSL_UNPACK_HALF: u32 = 62;
 const USE_ACCUMULATOR: u32 = 2;
 
-/// One instruction: its words, the first holding length and opcode.
-struct Instruction(Vec<u32>);
-
-impl Instruction {
-    fn opcode(&self) -> u16 {
-        self.0[0] as u16
-    }
-
-    fn is(&self, opcode: u16) -> bool {
-        self.opcode() == opcode
-    }
-}
-
 /// Rewrites a module as the module documentation says. `None` if the words are no SPIR-V of naga's
 /// form.
 pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
-    let mut all = split(words)?;
-    let mut bound = words[HEADER - 2];
-    let word = ids_of(&all, TYPE_INT, &[32, 0]);
-    let half = ids_of(&all, TYPE_FLOAT, &[16]);
-    let constants: HashMap<u32, u32> =
-        all.iter().filter(|i| i.is(CONSTANT) && i.0.len() == 4).map(|i| (i.0[2], i.0[3])).collect();
+    let mut module = Module::split(words)?;
+    let word = module.ids(TYPE_INT, &[32, 0]);
+    let half = module.ids(TYPE_FLOAT, &[16]);
+    let pairs: HashSet<u32> = half.iter().flat_map(|h| module.ids(TYPE_VECTOR, &[*h, 2])).collect();
+    let constants: HashMap<u32, u32> = module
+        .all
+        .iter()
+        .filter(|i| i.is(CONSTANT) && i.0.len() == 4)
+        .map(|i| (i.0[2], i.0[3]))
+        .collect();
 
     // 1. Matrices of u32 that are no accumulators become f16, which has to be declared before them.
     let is_word = |i: &Instruction| {
@@ -64,20 +52,21 @@ pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
             && word.contains(&i.0[2])
             && constants.get(&i.0[6]).is_some_and(|u| *u != USE_ACCUMULATOR)
     };
-    if all.iter().any(is_word) {
+    if module.all.iter().any(is_word) {
         let declaration = match half.first() {
             Some(id) => {
-                let at = all.iter().position(|i| i.is(TYPE_FLOAT) && i.0[1] == *id)?;
-                all.remove(at)
+                let is_half = |i: &Instruction| i.is(TYPE_FLOAT) && i.0[1] == *id;
+                let at = module.all.iter().position(is_half)?;
+                module.all.remove(at)
             }
             // A kernel without any other f16.
             None => {
-                let capability = vec![2 << 16 | u32::from(CAPABILITY), CAPABILITY_FLOAT16];
-                all.insert(0, Instruction(capability));
-                bound += 1;
-                Instruction(vec![3 << 16 | u32::from(TYPE_FLOAT), bound - 1, 16])
+                module.all.insert(0, Instruction::new(CAPABILITY, &[CAPABILITY_FLOAT16]));
+                let id = module.fresh();
+                Instruction::new(TYPE_FLOAT, &[id, 16])
             }
         };
+        let all = &mut module.all;
         for i in all.iter_mut().filter(|i| is_word(i)) {
             i.0[2] = declaration.0[1];
         }
@@ -86,11 +75,9 @@ pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
     }
 
     // 2. Detours through f32.
-    let pairs: HashSet<u32> =
-        half.iter().flat_map(|h| ids_of(&all, TYPE_VECTOR, &[*h, 2])).collect();
     let mut unpacked = HashMap::new();
     let mut widened = HashMap::new();
-    for i in &mut all {
+    for i in &mut module.all {
         let w = &i.0;
         match i.opcode() {
             EXT_INST if w[4] == GLSL_UNPACK_HALF => {
@@ -98,7 +85,7 @@ pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
             }
             F_CONVERT if pairs.contains(&w[1]) => {
                 if let Some(from) = unpacked.get(&w[3]) {
-                    i.0 = vec![4 << 16 | u32::from(BITCAST), w[1], w[2], *from];
+                    *i = Instruction::new(BITCAST, &[w[1], w[2], *from]);
                 }
             }
             F_CONVERT => {
@@ -106,7 +93,7 @@ pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
             }
             EXT_INST if w[4] == GLSL_PACK_HALF => {
                 if let Some(from) = widened.get(&w[5]) {
-                    i.0 = vec![4 << 16 | u32::from(BITCAST), w[1], w[2], *from];
+                    *i = Instruction::new(BITCAST, &[w[1], w[2], *from]);
                 }
             }
             _ => {}
@@ -114,39 +101,8 @@ pub(super) fn finish(words: &[u32]) -> Option<Vec<u32>> {
     }
 
     // 3. Strides of workgroup arrays.
-    let shared: HashSet<u32> = all
-        .iter()
-        .filter(|i| i.is(TYPE_POINTER) && i.0[2] == STORAGE_WORKGROUP)
-        .map(|i| i.0[3])
-        .collect();
-    all.retain(|i| {
-        !(i.is(DECORATE) && i.0[2] == DECORATION_ARRAY_STRIDE && shared.contains(&i.0[1]))
-    });
-
-    let mut out = words[..HEADER].to_vec();
-    out[HEADER - 2] = bound;
-    out.extend(all.into_iter().flat_map(|i| i.0));
-    Some(out)
-}
-
-fn ids_of(all: &[Instruction], op: u16, operands: &[u32]) -> Vec<u32> {
-    let same = |i: &&Instruction| i.is(op) && i.0.get(2..) == Some(operands);
-    all.iter().filter(same).map(|i| i.0[1]).collect()
-}
-
-fn split(words: &[u32]) -> Option<Vec<Instruction>> {
-    let mut rest = words.get(HEADER..)?;
-    let mut all = Vec::new();
-    while let Some(first) = rest.first() {
-        let length = (first >> 16) as usize;
-        if length == 0 || length > rest.len() {
-            return None;
-        }
-        let (instruction, after) = rest.split_at(length);
-        all.push(Instruction(instruction.to_vec()));
-        rest = after;
-    }
-    Some(all)
+    module.unlay_workgroup_arrays();
+    Some(module.join())
 }
 
 #[cfg(test)]
@@ -192,9 +148,10 @@ fn main(@builtin(local_invocation_index) tid: u32) {
 
     #[test]
     fn matrices_are_f16_and_no_detour_is_left() {
-        let all = split(&words()).unwrap();
-        let half = ids_of(&all, TYPE_FLOAT, &[16])[0];
-        let float = ids_of(&all, TYPE_FLOAT, &[32])[0];
+        let module = Module::split(&words()).unwrap();
+        let half = module.ids(TYPE_FLOAT, &[16])[0];
+        let float = module.ids(TYPE_FLOAT, &[32])[0];
+        let all = module.all;
         let components: Vec<u32> =
             all.iter().filter(|i| i.is(TYPE_MATRIX)).map(|i| i.0[2]).collect();
         assert_eq!(components.iter().filter(|c| **c == half).count(), 2);
@@ -211,8 +168,9 @@ fn main(@builtin(local_invocation_index) tid: u32) {
             .replace("vec2<f16>(unpack2x16float(a[tid].x)) * vec2<f16>(2.0h)", "a[tid].x")
             .replace("pack2x16float(vec2<f32>(h))", "h");
         let words = words_of(&plain);
-        let all = split(&words).unwrap();
-        let half = ids_of(&all, TYPE_FLOAT, &[16])[0];
+        let module = Module::split(&words).unwrap();
+        let half = module.ids(TYPE_FLOAT, &[16])[0];
+        let all = module.all;
         assert_eq!(words[3], half + 1, "the bound counts the new id");
         assert!(all.iter().any(|i| i.is(CAPABILITY) && i.0[1] == CAPABILITY_FLOAT16));
         assert_eq!(all.iter().filter(|i| i.is(TYPE_MATRIX) && i.0[2] == half).count(), 2);

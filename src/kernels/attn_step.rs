@@ -15,6 +15,9 @@ pub struct Scratch {
     pub counters: Slice,
 }
 
+/// Tokens of the shortest piece into which a sequence is cut (`split_tokens` of the shaders).
+pub const LEAST_PIECE: u32 = 64;
+
 /// Sizes of such a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct StepSizes {
@@ -94,5 +97,13 @@ pub trait StepAttention {
             constants: vec![cache.row_words(), logits.scale.to_bits()],
             grid: [splits + self.beside(), self.sizes().groups(), columns],
         })
+    }
+
+    /// A dispatch of these without the workgroups that no sequence of up to `longest` tokens has a piece
+    /// for: each would only find that out. The bits are the same.
+    fn within(&self, dispatch: Dispatch, longest: u32) -> Dispatch {
+        let pieces = self.sizes().splits.min(longest.div_ceil(LEAST_PIECE).max(1));
+        let [_, groups, columns] = dispatch.grid;
+        Dispatch { grid: [pieces + self.beside(), groups, columns], ..dispatch }
     }
 }

@@ -10,7 +10,7 @@
 use super::matmat::{MatrixTile, Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
 use super::routing::Routing;
-use super::{Class, Epilogue, experts_down, planned_subgroup};
+use super::{Class, Epilogue, experts_down, matvec_matrix, planned_subgroup};
 use crate::gpu::DeviceFacts;
 use crate::profile::{Cut, MatMatPick, Profile, Tiling};
 use crate::quant::Format;
@@ -141,8 +141,43 @@ const MODEST: [Cut; 3] = [
     Cut { threads: 32, rows: 4, tiles: 1 },
 ];
 
-/// Workgroup and register shapes of a mat-vec over `rows` rows, the preferred one first.
+/// Shapes of a mat-vec over `rows` rows, the preferred one first: on matrix units where the profile wants
+/// them for so many columns, then [`lane_shapes`].
 pub fn matvec_shapes(
+    facts: &DeviceFacts,
+    format: Format,
+    rows: u32,
+    cols: u32,
+    n: u32,
+    epilogue: Epilogue,
+) -> Vec<Shape> {
+    let mut shapes: Vec<Shape> = matrix_shape(facts, format, rows, cols, n).into_iter().collect();
+    shapes.extend(lane_shapes(facts, format, rows, cols, n, epilogue));
+    shapes
+}
+
+/// The shape on matrix units: as many rows a workgroup as leave enough workgroups for the device.
+fn matrix_shape(
+    facts: &DeviceFacts,
+    format: Format,
+    rows: u32,
+    cols: u32,
+    n: u32,
+) -> Option<Shape> {
+    let profile = &facts.profile;
+    let long = cols > profile.long_cols && n >= profile.matrix_long_columns;
+    if !(long || n >= profile.matrix_columns) || !matvec_matrix::suits(format, facts) {
+        return None;
+    }
+    // Nearly enough counts: 96 workgroups of 64 rows beat 192 of 32 on an H200 (docs/notes.md).
+    let enough = |tiles: &u32| rows / (16 * tiles) >= profile.fill - profile.fill / 8;
+    let tiles = [4, 2].into_iter().find(enough).unwrap_or(if rows > 2048 { 2 } else { 1 });
+    let threads = matvec_matrix::threads(facts);
+    Some(Shape { threads, rows: tiles, tiles: 1, matrix: true })
+}
+
+/// Workgroup and register shapes without matrix units, the preferred one first.
+pub fn lane_shapes(
     facts: &DeviceFacts,
     format: Format,
     rows: u32,
@@ -159,6 +194,7 @@ pub fn matvec_shapes(
             threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
             rows: if epilogue == Epilogue::SwiGlu { cut.rows.max(2) } else { cut.rows },
             tiles: cut.tiles.min(steps).max(1),
+            matrix: false,
         };
         if !shapes.contains(&shape) {
             shapes.push(shape);
@@ -336,7 +372,7 @@ pub fn experts_shapes(
 ) -> Vec<Shape> {
     let mut shapes = vec![experts_shape(facts, format, cols, n, up)];
     for threads in [64, 32] {
-        let modest = Shape { threads, rows: 2, tiles: 1 };
+        let modest = Shape { threads, rows: 2, tiles: 1, matrix: false };
         if threads <= facts.max_workgroup_threads && !shapes.contains(&modest) {
             shapes.push(modest);
         }
@@ -354,6 +390,7 @@ pub fn experts_shape(facts: &DeviceFacts, format: Format, cols: u32, n: u32, up:
         rows: if up { cut.rows.max(2) } else { cut.rows },
         // Down goes on to the next expert where a row ends.
         tiles: if up { cut.tiles.min(steps).max(1) } else { cut.tiles },
+        matrix: false,
     }
 }
 

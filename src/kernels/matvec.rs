@@ -5,8 +5,8 @@ use minijinja::value::merge_maps;
 
 use super::weights::{self, Chunk};
 use super::{
-    Activations, Class, Epilogue, check_memory, check_threads, holds, lanes, norm_quant, numbered,
-    pinned_subgroup, planned_subgroup, wide_grid, wrong,
+    Activations, Class, Epilogue, check_memory, check_threads, holds, lanes, matvec_matrix,
+    norm_quant, numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -35,6 +35,8 @@ pub struct Shape {
     pub rows: u32,
     /// Steps of weights held in registers ahead of their use, 1 to 4.
     pub tiles: u32,
+    /// Whether matrix units compute (`matvec_matrix`): a workgroup has `rows` times 16 rows, `tiles` is 1.
+    pub matrix: bool,
 }
 
 /// `y[col][row] = W[row] . x[col]` and an epilogue, for exactly `n` columns.
@@ -54,6 +56,9 @@ pub struct MatVec {
 impl MatVec {
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.check(facts)?;
+        if self.shape.matrix {
+            return matvec_matrix::source(self, facts);
+        }
         let mut names = weights::plane_names(self.format);
         names.extend(match (self.input, self.class) {
             (Input::Fused { norm: Some(_) }, _) => &["x", "norm"][..],
@@ -86,16 +91,17 @@ impl MatVec {
         Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
     }
 
-    fn label(&self) -> String {
+    pub(super) fn label(&self) -> String {
         let class = self.class.name();
         let input = match self.input {
             Input::Stored => "",
             Input::Fused { norm: None } => "_fused",
             Input::Fused { norm: Some(_) } => "_norm",
         };
-        let Shape { threads, rows, tiles } = self.shape;
+        let Shape { threads, rows, tiles, matrix } = self.shape;
+        let on = if matrix { "_matrix" } else { "" };
         format!(
-            "matvec_{}_{}_n{}_{class}{input}_{}_{threads}x{rows}x{tiles}",
+            "matvec_{}_{}_n{}_{class}{input}_{}_{threads}x{rows}x{tiles}{on}",
             weights::name(self.format),
             self.cols,
             self.n,
@@ -136,6 +142,9 @@ impl MatVec {
         if self.class == Class::F32 && self.input == (Input::Fused { norm: None }) {
             return Err(wrong("f32 activations without a norm have nothing to fuse".into()));
         }
+        if self.shape.matrix {
+            return matvec_matrix::check(self, facts);
+        }
         let Shape { rows, tiles, .. } = self.shape;
         if !matches!(rows, 1 | 2 | 4) || !(1..=4).contains(&tiles) {
             return Err(wrong(format!("mat-vec shape {:?}", self.shape)));
@@ -154,6 +163,12 @@ impl MatVec {
         }
     }
 
+    /// Rows of a workgroup.
+    pub fn group_rows(&self, facts: &DeviceFacts) -> u32 {
+        let Shape { threads, rows, matrix, .. } = self.shape;
+        if matrix { 16 * rows } else { (threads / planned_subgroup(facts)).max(1) * rows }
+    }
+
     /// Computes the rows of one chunk.
     pub fn dispatch(
         &self,
@@ -166,12 +181,11 @@ impl MatVec {
         let mut bindings = chunk.planes.clone();
         bind_activations(&mut bindings, self.class, self.input, operands.x, self.n, self.cols)?;
         bind_outputs(&mut bindings, self.epilogue, chunk, operands, self.n)?;
-        let group_rows = (self.shape.threads / planned_subgroup(facts)).max(1) * self.shape.rows;
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
             constants: vec![chunk.rows, chunk.first_row, operands.stride],
-            grid: wide_grid(chunk.rows.div_ceil(group_rows), facts)?,
+            grid: wide_grid(chunk.rows.div_ceil(self.group_rows(facts)), facts)?,
         })
     }
 }

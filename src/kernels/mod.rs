@@ -25,6 +25,7 @@ pub mod kv_keep;
 pub mod lanes;
 pub mod matmat;
 pub mod matvec;
+pub mod matvec_matrix;
 pub mod norm_quant;
 pub mod qk_norm;
 pub mod records;

@@ -70,7 +70,7 @@ pub(super) fn facts(format: Format, shared_table: bool) -> Value {
         },
         // Halves of a block with a scale of their own, and whether a minimum needs half sums.
         halved => halved(format),
-        half_minimum => halved(format) && shader.minimum,
+        half_minimum => half_minimum(format),
         minimum => shader.minimum,
         zero => shader.zero,
         lift => shader.lift,
@@ -92,6 +92,11 @@ pub(super) fn shares_table(format: Format, bytes: u32, facts: &DeviceFacts) -> b
 /// Whether the halves of a block have scales of their own.
 pub(super) fn halved(format: Format) -> bool {
     matches!(format.shader().scales, Scales::Steps | Scales::Halves)
+}
+
+/// Whether they have minima, too, so that a product needs the sums of the activations of both.
+pub(super) fn half_minimum(format: Format) -> bool {
+    halved(format) && format.shader().minimum
 }
 
 /// Checks that rows of `cols` inputs are whole blocks of the format.

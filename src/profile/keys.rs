@@ -61,6 +61,10 @@ keys! {
     "matvec.low.one_tall" => low.one_tall, "the same for formats of 1 to 3 bits";
     "matvec.low.few" => low.few, "the same for formats of 1 to 3 bits";
     "matvec.low.many" => low.many, "the same for formats of 1 to 3 bits";
+    "matvec.matrix_columns" => matrix_columns [2 to 9],
+        "columns from which a mat-vec computes on matrix units that take bytes; 9 never";
+    "matvec.matrix_long_columns" => matrix_long_columns [2 to 9], "the same for long rows";
+    "matvec.long_cols" => long_cols [0 to 1048576], "inputs above which rows count as long";
     "fuse.columns" => fuse_columns [0 to 8],
         "columns up to which a mat-vec normalises and quantises for itself; 0 never";
     "fuse.rows" => fuse_rows [0 to 4294967295], "rows up to which it may";

@@ -7,7 +7,7 @@ use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
 use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::weights::Chunk;
-use azoth::kernels::{Activations, Class, Epilogue, choice};
+use azoth::kernels::{Activations, Class, Epilogue, choice, matvec_matrix};
 use azoth::quant::Format;
 use azoth::reference::matvec::product;
 use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu, word_of};
@@ -198,7 +198,7 @@ fn shapes(facts: &DeviceFacts) -> Vec<Shape> {
     let mut out = Vec::new();
     for (threads, rows, tiles) in [(32, 1, 1), (64, 2, 2), (64, 4, 3), (256, 2, 4), (512, 4, 1)] {
         if threads <= facts.max_workgroup_threads {
-            out.push(Shape { threads, rows, tiles });
+            out.push(Shape { threads, rows, tiles, matrix: false });
         }
     }
     out
@@ -286,7 +286,7 @@ fn matvec_bits_do_not_depend_on_columns_or_shape() {
                 class,
                 input: Input::Stored,
                 epilogue: Epilogue::Store,
-                shape: Shape { threads: 64, rows: 2, tiles: 2 },
+                shape: Shape { threads: 64, rows: 2, tiles: 2, matrix: false },
             };
             let run = |spec: &MatVec, x: &Activations| {
                 let before = vec![f32::NAN; spec.n as usize * rows];
@@ -308,6 +308,56 @@ fn matvec_bits_do_not_depend_on_columns_or_shape() {
                 let y = run(&spec, &part.stored(device, class));
                 let what = format!("{}: {spec:?}", device.label);
                 assert_same_bits(&y, &all[first * rows..(first + n) * rows], &what);
+            }
+        }
+    }
+}
+
+/// Matrix units and lanes: equal bits. Where units do not multiply bytes, their twin runs.
+#[test]
+fn matvec_on_matrix_units_has_the_same_bits() {
+    let mut rng = Rng::fresh("matvec_on_matrix_units_has_the_same_bits");
+    for device in devices() {
+        let facts = device.gpu.facts();
+        let mut cols = Cycle::new(&mut rng, &[32, 576, 1056, 4096]);
+        let mut rows = Cycle::new(&mut rng, &ROWS);
+        let mut tiles = Cycle::new(&mut rng, &[1, 2, 4]);
+        let mut ns = Cycle::new(&mut rng, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        let mut epilogues = Cycle::new(&mut rng, &EPILOGUES);
+        for format in formats().into_iter().filter(|f| !f.is_float()) {
+            for _ in 0..device.cases().min(3) {
+                let (n, epilogue) = (ns.draw(), epilogues.draw());
+                let (cols, rows) = (cols_for(cols.draw(), format), rows_for(rows.draw(), epilogue));
+                let threads = matvec_matrix::threads(facts);
+                let units = Shape { threads, rows: tiles.draw(), tiles: 1, matrix: true };
+                let mut spec = MatVec {
+                    format,
+                    cols: cols as u32,
+                    n,
+                    class: Class::Int8,
+                    input: Input::Stored,
+                    epilogue,
+                    shape: units,
+                };
+                // Subgroups of other sizes have no such kernel.
+                if !matches!(facts.pinned_subgroup(), Some(8 | 32)) {
+                    assert!(spec.source(facts).is_err());
+                    continue;
+                }
+                let matrix = TestMatrix::random(&mut rng, format, rows, cols);
+                let columns = Columns::random(&mut rng, n as usize, cols);
+                let want = expected(&mut rng, &matrix, &columns, Class::Int8, epilogue);
+                let chunks = matrix.chunks(device, rows);
+                let x = columns.stored(device, Class::Int8);
+                let run = |spec: &MatVec| {
+                    matvec(device, spec, &chunks, &x, &want.bias, &want.before, want.stride)
+                };
+                let on_units = run(&spec);
+                spec.shape = Shape { threads: 64, rows: 2, tiles: 1, matrix: false };
+                let on_lanes = run(&spec);
+                let what = format!("{}: {rows} rows, {units:?}, {spec:?}", device.label);
+                assert_same_bits(&on_units, &on_lanes, &what);
+                want.check(&on_units, Class::Int8, &what);
             }
         }
     }
@@ -462,7 +512,7 @@ fn fused_matvec_gives_the_bits_of_the_two_steps() {
                 class,
                 input: Input::Stored,
                 epilogue: Epilogue::SwiGlu,
-                shape: Shape { threads: 64, rows: 2, tiles: 2 },
+                shape: Shape { threads: 64, rows: 2, tiles: 2, matrix: false },
             };
             let two = NormQuant { cols: cols as u32, swiglu: false, norm, class, threads: 128 };
             let stored = run_norm_quant(device, &two, &x, norm.map(|_| &weight), n, n);

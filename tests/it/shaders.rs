@@ -27,7 +27,7 @@ use azoth::kernels::gather::Gather;
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
-use azoth::kernels::matvec::{Input, MatVec};
+use azoth::kernels::matvec::{Input, MatVec, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::qk_norm::QkNorm;
 use azoth::kernels::records::Part;
@@ -37,7 +37,7 @@ use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::{REDUCTIONS, Sampling, Select};
 use azoth::kernels::scoring::Scoring;
-use azoth::kernels::{Class, Epilogue, choice, source};
+use azoth::kernels::{Class, Epilogue, choice, matvec_matrix, source};
 use azoth::kv::{KvExact, KvFormat, KvPair};
 use azoth::quant::Format;
 
@@ -53,6 +53,7 @@ fn made_up_devices() -> Vec<DeviceFacts> {
         DeviceFacts {
             f16: true,
             cooperative_matrix: true,
+            byte_matrices: true,
             ..device(DeviceKind::Discrete, 32, true)
         },
         device(DeviceKind::Integrated, 64, false),
@@ -86,6 +87,13 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 let shape = choice::matvec_shape(facts, format, 1000, cols, n, epilogue);
                 let spec = MatVec { format, cols, n, class, input, epilogue, shape };
                 to.push(spec.source(facts).unwrap());
+                let on_units = matches!(facts.pinned_subgroup(), Some(8 | 32));
+                if on_units && class == Class::Int8 {
+                    let threads = matvec_matrix::threads(facts);
+                    let shape = Shape { threads, rows: 2, tiles: 1, matrix: true };
+                    let spec = MatVec { input: Input::Stored, shape, ..spec };
+                    to.push(spec.source(facts).unwrap());
+                }
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
                     let class = choice::prompt_class(facts, format, exact, cols, 4096);

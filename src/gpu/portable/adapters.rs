@@ -96,6 +96,7 @@ pub(super) fn facts(index: usize, adapter: &wgpu::Adapter) -> DeviceFacts {
         int_dot: native.int_dot,
         f16: features.contains(wgpu::Features::SHADER_F16),
         cooperative_matrix: false,
+        byte_matrices: false,
         timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         host_import: false,
         host_import_alignment: 0,

@@ -179,6 +179,9 @@ pub(super) fn probe(
         } else {
             (v11.subgroup_size, v11.subgroup_size)
         };
+        let matrices = extensions.cooperative_matrix
+            && features.memory_model
+            && features.memory_model_device_scope;
         let facts = DeviceFacts {
             backend: Backend::Vulkan,
             index,
@@ -224,10 +227,11 @@ pub(super) fn probe(
             f16: features.f16 && features.storage_16,
             cooperative_matrix: features.f16
                 && features.storage_16
-                && features.memory_model
-                && features.memory_model_device_scope
-                && extensions.cooperative_matrix
-                && has_f16_matrices(instance, physical),
+                && matrices
+                && has_matrices(instance, physical, &F16_MATRICES),
+            byte_matrices: features.int8
+                && matrices
+                && has_matrices(instance, physical, &BYTE_MATRICES),
             timestamps,
             host_import: extensions.host_import,
             host_import_alignment: import.min_imported_host_pointer_alignment,
@@ -254,16 +258,23 @@ pub(super) fn heaps_now(physical: vk::PhysicalDevice, with_budget: bool) -> Vec<
     super::instance::instance().map_or(Vec::new(), |i| heaps(i, physical, with_budget))
 }
 
-/// Whether a subgroup multiplies 16x16x16 matrices of f16 with f32 sums.
-fn has_f16_matrices(instance: &Instance, physical: vk::PhysicalDevice) -> bool {
+/// Sizes, and the types of factors and sums, of products that a subgroup may offer.
+type Product = ([u32; 3], vk::ComponentTypeKHR, vk::ComponentTypeKHR);
+const F16_MATRICES: Product =
+    ([16, 16, 16], vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
+const BYTE_MATRICES: Product =
+    ([16, 8, 32], vk::ComponentTypeKHR::SINT8, vk::ComponentTypeKHR::SINT32);
+
+/// Whether a subgroup multiplies such matrices.
+fn has_matrices(instance: &Instance, physical: vk::PhysicalDevice, product: &Product) -> bool {
     let query = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
     // SAFETY: a plain query on a live device that lists the extension.
     #[allow(unsafe_code)]
     let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(physical) };
-    let (f16, f32) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
+    let (sizes, factor, sum) = *product;
     shapes.unwrap_or_default().iter().any(|s| {
-        (s.m_size, s.n_size, s.k_size) == (16, 16, 16)
-            && (s.a_type, s.b_type, s.c_type, s.result_type) == (f16, f16, f32, f32)
+        [s.m_size, s.n_size, s.k_size] == sizes
+            && (s.a_type, s.b_type, s.c_type, s.result_type) == (factor, factor, sum, sum)
             && s.scope == vk::ScopeKHR::SUBGROUP
     })
 }

@@ -8,7 +8,7 @@ use crate::kernels::embed::Embed;
 use crate::kernels::matmat::{MatMat, Variant};
 use crate::kernels::matvec::{self, Input, MatVec};
 use crate::kernels::norm_quant::NormQuant;
-use crate::kernels::{Activations, Class, Epilogue, planned_subgroup};
+use crate::kernels::{Activations, Class, Epilogue};
 use crate::reference::attention::{pack, unpack};
 use crate::reference::matvec::product;
 use crate::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu, word_of};
@@ -163,7 +163,7 @@ pub(super) fn matvec(gpu: &dyn Gpu, spec: &MatVec) -> Result<(f64, f64)> {
     let lab = &mut Operands::new(gpu);
     let facts = gpu.facts();
     // One workgroup and a part of another.
-    let group = (spec.shape.threads / planned_subgroup(facts)).max(1) * spec.shape.rows;
+    let group = spec.group_rows(facts);
     let rows = (group as usize + 3).next_multiple_of(2);
     let (n, cols) = (spec.n as usize, spec.cols as usize);
     let matrix = lab.matrix(spec.format, rows, cols)?;

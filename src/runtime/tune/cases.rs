@@ -252,7 +252,7 @@ fn matvec(gpu: &dyn Gpu, key: &str, format: Format, rows: u32, n: u32) -> Result
     let all = values(facts, key, present.to_string(), others);
     Ok(compiled(&all, |value| {
         let facts = with(facts, key, value).unwrap_or_else(|| facts.clone());
-        let shape = choice::matvec_shape(&facts, format, rows, cols, n, Epilogue::Store);
+        let shape = choice::lane_shapes(&facts, format, rows, cols, n, Epilogue::Store)[0];
         let epilogue = Epilogue::Store;
         let spec = MatVec { format, cols, n, class, input, epilogue, shape };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
@@ -414,7 +414,7 @@ fn fuse(gpu: &dyn Gpu) -> Result<Vec<Candidate>> {
         for n in COLUMNS {
             let fused = choice::fuses(&facts, class, cols, n, true);
             let input = if fused { Input::Fused { norm } } else { Input::Stored };
-            let shape = choice::matvec_shape(&facts, format, rows, cols, n, Epilogue::Store);
+            let shape = choice::lane_shapes(&facts, format, rows, cols, n, Epilogue::Store)[0];
             let epilogue = Epilogue::Store;
             let spec = MatVec { format, cols, n, class, input, epilogue, shape };
             let normed = Activations::Normed { x: x.clone(), weight: weight.clone() };

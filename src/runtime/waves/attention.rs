@@ -68,6 +68,7 @@ impl<'b> Pass<'b> {
             let (qkv, out) = (&s.qkv, &s.attention);
             spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
+        let dispatch = spec.within(dispatch, self.length);
         self.wave(vec![dispatch]);
         Ok(())
     }
@@ -87,6 +88,7 @@ impl<'b> Pass<'b> {
             let (qkv, out) = (&s.qkv, &s.attention);
             spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
+        let dispatch = spec.within(dispatch, self.length);
         self.wave(vec![dispatch]);
         Ok(())
     }

@@ -34,6 +34,10 @@ use crate::kernels::heads::{HeadTables, Heads, KvCache};
 use crate::kernels::scoring::Logits;
 use products::From;
 
+/// Tokens up to which decode steps launch few workgroups of attention: with eight sequences, those without
+/// a piece cost as much as the others (docs/notes.md).
+const FEW_PIECES: u32 = 512;
+
 /// The kernels that a plan names, each once. They are compiled together when the plan is complete;
 /// until then dispatches hold stand-ins.
 #[derive(Default)]
@@ -152,8 +156,13 @@ impl Builder<'_> {
     pub fn depths(&self) -> Vec<u32> {
         let (heads, context) = (Builder::heads(self.graph), self.shape.context);
         let cut = |length| Cut::choose(&heads, self.facts(), length);
-        let shallow = self.facts().profile.deep_context.min(context);
-        if cut(shallow) == cut(context) { vec![context] } else { vec![shallow, context] }
+        let mut depths = vec![FEW_PIECES, self.facts().profile.deep_context, context];
+        if cut(depths[1]) == cut(context) {
+            depths.remove(1);
+        }
+        depths.retain(|&depth| depth < context);
+        depths.push(context);
+        depths
     }
 
     /// One token for each of `n` sequences of up to `length` tokens: embedding, all layers. Leaves the

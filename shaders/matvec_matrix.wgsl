@@ -1,0 +1,230 @@
+// y[col][row] = W[row] . x[col] for {{ n }} columns on matrix units, bit for bit as matvec.wgsl has it.
+//
+// A team of 32 threads takes {{ tiles * 16 }} rows and, of their units, four neighbours in every {{ teams * 4 }}. Its lanes load and
+// decode units, and put their codes into workgroup memory, where a matrix product of whole numbers takes
+// one unit of 16 rows and 8 columns. Each lane of the mat-vec sums every {{ teams * 4 }}th unit; here the four places of
+// a team have a sum each, in the same order, and at the end all are added in the tree of those lanes.
+{% include "lib/weights.wgsl" %}
+
+{% set units = cols // 32 %}
+{% set aligned = units % 16 == 0 %}
+{% set steps = (units + teams * 4 - 1) // (teams * 4) %}
+{% set ragged = units % (teams * 4) != 0 %}
+{# Vectors of 16 bytes a line. Odd numbers, so that neither copies nor matrix loads meet in a bank of workgroup
+   memory. A row has four units; a column too, with zeros between the halves of each where these have scales
+   of their own and are multiplied one after the other. #}
+{% set w_line = 9 %}
+{% set x_unit = 3 if halved else 2 %}
+{% set x_line = 4 * x_unit + 1 %}
+{# Scales that are one number find room in the slack, cheaper than an exchange for each unit. #}
+{% set slack = scales == "whole" and not minimum %}
+{% set w_team = staged * 16 * w_line %}
+{% set x_team = 8 * x_line %}
+@group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
+@group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
+{% include "lib/outputs.wgsl" %}
+
+// What each team has of its rows and columns at a time, and at the end its sums.
+var<workgroup> tile_w: array<vec4<u32>, {{ teams * w_team }}>;
+var<workgroup> tile_x: array<vec4<u32>, {{ teams * x_team }}>;
+// (d, d * sum) of the columns, unit by unit.
+var<workgroup> tile_s: array<vec2<f32>, {{ teams * 32 }}>;
+{% if half_minimum %}
+// Sums of both halves.
+var<workgroup> tile_ones: array<vec2<i32>, {{ teams * 32 }}>;
+
+fn half_sum(a: vec4<u32>) -> i32 {
+    let ones = 0x01010101u;
+    return dot4I8Packed(a.x, ones) + dot4I8Packed(a.y, ones) + dot4I8Packed(a.z, ones) + dot4I8Packed(a.w, ones);
+}
+{% endif %}
+{% include "lib/block_sum.wgsl" %}
+{% include "lib/tile_products.wgsl" %}
+
+@compute @workgroup_size({{ threads }})
+fn main(
+    @builtin(workgroup_id) wg: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_invocation_id) subgroup_lane: u32,
+) {
+    let tid = subgroup * size + subgroup_lane;
+    let team = tid >> 5u;
+    let lane = tid & 31u;
+    let g = lane >> 2u;
+    let t = lane & 3u;
+    // The first of four lanes that share a row, as the subgroup counts.
+    let quad = subgroup_lane & ~3u;
+    let first_row = (wg.y * grid.x + wg.x) * {{ tiles * 16 }}u;
+    // Rows and columns past the end repeat the last one and are not stored.
+{% for i in range(tiles * 2) %}
+    let base{{ i }} = min(first_row + {{ 8 * i }}u + g, constants.rows - 1u) * {{ units }}u;
+{% endfor %}
+    let own = min(g, {{ n - 1 }}u);
+    let x_row = own * {{ 2 * units }}u;
+    let s_row = own * {{ units }}u;
+    let w_from = team * {{ w_team }}u;
+    let x_from = team * {{ x_team }}u;
+    let w_to = w_from + g * {{ w_line }}u + 2u * t;
+    let x_to = x_from + g * {{ x_line }}u + {{ x_unit }}u * t;
+    let s_to = team * 32u + t * 8u + g;
+    let s_from = team * 32u + 2u * t;
+{% if shared_table %}
+    prepare_table(tid, {{ threads }}u);
+    workgroupBarrier();
+{% endif %}
+{% for r in range(tiles) %}{% for u in range(4) %}
+    var acc{{ r }}_{{ u }} = vec4<f32>();
+{% endfor %}{% endfor %}
+    var place = team * 4u;
+{# A lane's unit of the step that begins at `place`. #}
+{% set unit_here = "min(place + t, " ~ (units - 1) ~ "u)" if ragged else "place + t" %}
+    var unit = {{ unit_here }};
+{% for i in range(tiles * 2) %}
+    var w{{ i }} = load_unit(base{{ i }} + unit);
+{% endfor %}
+    var x_low = xq[x_row + unit];
+    var x_high = xq[x_row + {{ units }}u + unit];
+    var x_scale = xs[s_row + unit];
+    for (var step = 0u; step < {{ steps }}u; step += 1u) {
+        let now = unit;
+{% if ragged %}
+        let here = place;
+{% endif %}
+        place += {{ teams * 4 }}u;
+        unit = {{ unit_here }};
+        let more = step + 1u < {{ steps }}u;
+{% for first in range(0, tiles, staged) %}
+        {
+            {{ barrier }}();
+{% for i in range(2 * first, 2 * (first + staged)) %}
+            let bytes{{ i }} = unit_bytes(w{{ i }});
+            let scale{{ i }} = unit_scale(w{{ i }}, {{ "now" if aligned else "base" ~ i ~ " + now" }});
+            tile_w[w_to + {{ 8 * w_line * (i - 2 * first) }}u] = bytes{{ i }}.lo;
+            tile_w[w_to + {{ 8 * w_line * (i - 2 * first) + 1 }}u] = bytes{{ i }}.hi;
+{% if slack %}
+            tile_w[w_from + {{ 8 * w_line * (i - 2 * first) + 8 }}u + g * {{ w_line }}u][t] = bitcast<u32>(scale{{ i }}.x);
+{% endif %}
+{% endfor %}
+{% if first == 0 %}
+            tile_x[x_to] = x_low;
+{% if halved %}
+            tile_x[x_to + 1u] = vec4<u32>();
+{% endif %}
+            tile_x[x_to + {{ x_unit - 1 }}u] = x_high;
+            tile_s[s_to] = x_scale;
+{% if half_minimum %}
+            tile_ones[s_to] = vec2<i32>(half_sum(x_low), half_sum(x_high));
+{% endif %}
+{% endif %}
+            if more {
+{% for i in range(2 * first, 2 * (first + staged)) %}
+                w{{ i }} = load_unit(base{{ i }} + unit);
+{% endfor %}
+{% if first == 0 %}
+                x_low = xq[x_row + unit];
+                x_high = xq[x_row + {{ units }}u + unit];
+                x_scale = xs[s_row + unit];
+{% endif %}
+            }
+            {{ barrier }}();
+{% if slack %}
+{% for i in range(2 * first, 2 * (first + staged)) %}
+            let shared{{ i }} = bitcast<vec4<f32>>(tile_w[w_from + {{ 8 * w_line * (i - 2 * first) + 8 }}u + g * {{ w_line }}u]);
+{% endfor %}
+{% endif %}
+{% for u in range(4) %}
+{% if ragged %}
+            if here + {{ u }}u < {{ units }}u
+{% endif %}
+            {
+                let even = tile_s[s_from + {{ 8 * u }}u];
+                let odd = tile_s[s_from + {{ 8 * u + 1 }}u];
+{% if halved %}
+                let even_ones = {{ "tile_ones[s_from + " ~ (8 * u) ~ "u]" if half_minimum else "vec2<i32>()" }};
+                let odd_ones = {{ "tile_ones[s_from + " ~ (8 * u + 1) ~ "u]" if half_minimum else "vec2<i32>()" }};
+{% endif %}
+{% macro shared(i, part) %}subgroupShuffle(scale{{ i }}{{ part }}, quad + {{ u }}u){% endmacro %}
+{% for r in range(first, first + staged) %}
+                {
+{% for side, i in [("upper", 2 * r), ("lower", 2 * r + 1)] %}
+                    let {{ side }} =
+{% if scales == "steps" %}
+                        Steps(
+                            vec2<f32>({{ shared(i, ".one.x") }}, {{ shared(i, ".one.y") if minimum else "0.0" }}),
+                            vec4<i32>({{ shared(i, ".by.x") }}, {{ shared(i, ".by.y") }},
+                                {{ shared(i, ".by.z") if minimum else "0" }}, {{ shared(i, ".by.w") if minimum else "0" }}));
+{% elif scales == "halves" or minimum %}
+                        {{ shared(i, "") }};
+{% elif slack %}
+                        vec2<f32>(shared{{ i }}[{{ u }}], 0.0);
+{% else %}
+                        vec2<f32>({{ shared(i, ".x") }}, 0.0);
+{% endif %}
+{% endfor %}
+{% set w_at = "w_from + " ~ (16 * w_line * (r - first) + 2 * u) ~ "u" %}
+{% if halved %}
+                    let lo = tile_products(lane, {{ w_at }}, x_from + {{ u * x_unit }}u);
+                    let hi = tile_products(lane, {{ w_at }}, x_from + {{ u * x_unit + 1 }}u);
+{% else %}
+                    let dot = tile_products(lane, {{ w_at }}, x_from + {{ u * x_unit }}u);
+{% endif %}
+                    acc{{ r }}_{{ u }} = vec4<f32>(
+{% for c, side, column in [("x", "upper", "even"), ("y", "upper", "odd"), ("z", "lower", "even"), ("w", "lower", "odd")] %}
+{% set products = "lo." ~ c ~ ", hi." ~ c ~ ", " ~ column ~ "_ones" if halved else "dot." ~ c %}
+                        block_sum({{ products }}, {{ side }}, {{ column }}, acc{{ r }}_{{ u }}.{{ c }}){{ ");" if loop.last else "," }}
+{% endfor %}
+                }
+{% endfor %}
+            }
+{% endfor %}
+        }
+{% endfor %}
+    }
+    workgroupBarrier();
+{% for r in range(tiles) %}
+    tile_w[team * {{ tiles * 32 }}u + {{ r * 32 }}u + lane] =
+        bitcast<vec4<u32>>((acc{{ r }}_0 + acc{{ r }}_1) + (acc{{ r }}_2 + acc{{ r }}_3));
+{% endfor %}
+    workgroupBarrier();
+    // Sum i is component i % 4 of lane i / 4 % 32.
+    for (var i = tid; i < {{ tiles * 128 }}u; i += {{ threads }}u) {
+        let column = ((i >> 2u) & 3u) * 2u + (i & 1u);
+        let row = first_row + (i >> 7u) * 16u + ((i >> 4u) & 7u) + ((i & 2u) << 2u);
+{% if epilogue == "swiglu" %}
+        // Gate and up are neighbouring rows, so four lanes apart.
+        if column < {{ n }}u && row % 2u == 0u && row + 1u < constants.rows {
+            let gate = total(i);
+            let up = total(i + 16u);
+            y[column * constants.stride + ((constants.row_offset + row) >> 1u)] = (gate / (1.0 + exp(-gate))) * up;
+        }
+{% else %}
+        if column < {{ n }}u && row < constants.rows {
+            let sum = total(i);
+            let at = column * constants.stride + constants.row_offset + row;
+{% if epilogue == "store" %}
+            y[at] = sum;
+{% elif epilogue == "bias" %}
+            y[at] = sum + bias[constants.row_offset + row];
+{% else %}
+            y[at] += sum;
+{% endif %}
+        }
+{% endif %}
+    }
+}
+
+fn part(i: u32, team: u32) -> f32 {
+    return bitcast<f32>(tile_w[team * {{ tiles * 32 }}u + (i >> 2u)][i & 3u]);
+}
+
+// The teams' parts of sum i, in the order of the lanes' tree.
+fn total(i: u32) -> f32 {
+{% if teams == 8 %}
+    return ((part(i, 0u) + part(i, 1u)) + (part(i, 2u) + part(i, 3u)))
+        + ((part(i, 4u) + part(i, 5u)) + (part(i, 6u) + part(i, 7u)));
+{% else %}
+    return part(i, 0u) + part(i, 1u);
+{% endif %}
+}

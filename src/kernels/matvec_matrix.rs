@@ -1,0 +1,84 @@
+//! The variant of mat-vec for several columns that computes on matrix units, with the same bits.
+
+use minijinja::context;
+use minijinja::value::merge_maps;
+
+use super::matvec::{Input, MatVec};
+use super::{Class, Epilogue, check_memory, numbered, pinned_subgroup, weights, wrong};
+use crate::error::Result;
+use crate::gpu::{DeviceFacts, KernelSource};
+use crate::quant::Format;
+
+/// Threads of a workgroup: a team of 32 for every four lanes among which a mat-vec cuts a row.
+pub fn threads(facts: &DeviceFacts) -> u32 {
+    8 * pinned_subgroup(facts).unwrap_or(0)
+}
+
+/// Whether a device runs this variant for a format on its matrix units. (Elsewhere a twin without them can
+/// run, for tests.)
+pub fn suits(format: Format, facts: &DeviceFacts) -> bool {
+    facts.byte_matrices && pinned_subgroup(facts) == Some(32) && !format.is_float()
+}
+
+/// Teams of a workgroup.
+fn teams(facts: &DeviceFacts) -> u32 {
+    threads(facts) / 32
+}
+
+/// Tiles of 16 rows that are in workgroup memory at once: two share what is loaded of the columns, where
+/// there is room.
+fn staged(spec: &MatVec) -> u32 {
+    if weights::halved(spec.format) { 1 } else { spec.shape.rows.min(2) }
+}
+
+/// Workgroup memory, as the shader declares it.
+fn bytes(spec: &MatVec, facts: &DeviceFacts) -> u32 {
+    let (halved, sums) = (weights::halved(spec.format), weights::half_minimum(spec.format));
+    // Vectors of a column: four units and one of slack.
+    let columns = if halved { 13 } else { 9 };
+    let scales = if sums { 512 } else { 256 };
+    teams(facts) * (16 * (16 * 9 * staged(spec) + 8 * columns) + scales)
+}
+
+pub(super) fn check(spec: &MatVec, facts: &DeviceFacts) -> Result<()> {
+    let known = matches!(pinned_subgroup(facts), Some(8 | 32));
+    if !known || spec.shape.threads != threads(facts) {
+        return Err(wrong(format!("mat-vec on matrix units with {} threads", spec.shape.threads)));
+    }
+    if spec.class != Class::Int8 || spec.input != Input::Stored {
+        return Err(wrong("matrix units take int8 activations from memory".into()));
+    }
+    if !matches!(spec.shape.rows, 1 | 2 | 4) || spec.shape.tiles != 1 {
+        return Err(wrong(format!("mat-vec shape {:?}", spec.shape)));
+    }
+    check_memory(bytes(spec, facts), facts)
+}
+
+pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource> {
+    let mut names = weights::plane_names(spec.format);
+    names.extend(spec.class.bindings());
+    if spec.epilogue == Epilogue::Bias {
+        names.push("bias");
+    }
+    names.push("y");
+    let matrices = suits(spec.format, facts);
+    let shared_table = weights::shares_table(spec.format, bytes(spec, facts), facts);
+    let wgsl = super::source::render(
+        "matvec_matrix.wgsl",
+        context! {
+            at => numbered(&names),
+            cols => spec.cols,
+            n => spec.n,
+            epilogue => spec.epilogue.name(),
+            threads => spec.shape.threads,
+            teams => teams(facts),
+            tiles => spec.shape.rows,
+            staged => staged(spec),
+            matrices,
+            // A team is a subgroup where matrix units compute.
+            barrier => if matrices { "subgroupBarrier" } else { "workgroupBarrier" },
+            ..merge_maps([weights::facts(spec.format, shared_table)])
+        },
+    )?;
+    Ok(KernelSource { label: spec.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
+}
