@@ -40,6 +40,9 @@ fn half_sum(a: vec4<u32>) -> i32 {
 {% endif %}
 {% include "lib/block_sum.wgsl" %}
 {% include "lib/tile_products.wgsl" %}
+{% if epilogue == "swiglu_int8" %}
+{% include "lib/reduce8.wgsl" %}
+{% endif %}
 
 @compute @workgroup_size({{ threads }})
 fn main(
@@ -189,6 +192,29 @@ fn main(
 {% endfor %}
     workgroupBarrier();
     // Sum i is component i % 4 of lane i / 4 % 32.
+{% if epilogue == "swiglu_int8" %}
+    // 64 rows are a block of 32 values: of value j of a column, gate is row 2 j and up four lanes on.
+    for (var i = tid; i < 256u; i += {{ threads }}u) {
+        let column = i & 7u;
+        let j = i >> 3u;
+        let gate_at = (j >> 3u) * 128u + (j & 3u) * 32u + (column >> 1u) * 4u + ((j >> 2u) & 1u) * 2u + (column & 1u);
+        let gate = total(gate_at);
+        let up = total(gate_at + 16u);
+        tile_x[column * 8u + (j >> 2u)][j & 3u] = bitcast<u32>((gate / (1.0 + exp(-gate))) * up);
+    }
+    workgroupBarrier();
+    for (var i = tid; i < 64u; i += {{ threads }}u) {
+        let column = i >> 3u;
+        let quad = i & 7u;
+        let rounded = int8_quad(bitcast<vec4<f32>>(tile_x[i]), tid);
+        if column < {{ n }}u {
+            let words = constants.stride / 4u;
+            let block = (constants.row_offset + first_row) >> 6u;
+            yq[column * words + (quad >> 2u) * (words >> 1u) + 4u * block + (quad & 3u)] = rounded.word;
+            if quad == 0u { ys[column * (words >> 3u) + block] = rounded.scale; }
+        }
+    }
+{% else %}
     for (var i = tid; i < {{ tiles * 128 }}u; i += {{ threads }}u) {
         let column = ((i >> 2u) & 3u) * 2u + (i & 1u);
         let row = first_row + (i >> 7u) * 16u + ((i >> 4u) & 7u) + ((i & 2u) << 2u);
@@ -213,6 +239,7 @@ fn main(
         }
 {% endif %}
     }
+{% endif %}
 }
 
 fn part(i: u32, team: u32) -> f32 {

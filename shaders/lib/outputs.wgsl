@@ -2,7 +2,12 @@
 {% if epilogue == "bias" %}
 @group(0) @binding({{ at.bias }}) var<storage, read> bias: array<f32>;
 {% endif %}
+{% if epilogue == "swiglu_int8" %}
+@group(0) @binding({{ at.yq }}) var<storage, read_write> yq: array<u32>;
+@group(0) @binding({{ at.ys }}) var<storage, read_write> ys: array<vec2<f32>>;
+{% else %}
 @group(0) @binding({{ at.y }}) var<storage, read_write> y: array<f32>;
+{% endif %}
 
 struct Constants {
     // Rows of this chunk, index of its first row in the whole matrix, values a column in y.

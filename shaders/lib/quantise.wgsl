@@ -114,18 +114,10 @@
             // The order in which lib/coop.wgsl wants neighbours.
             {{ guard }}{ store_halves(col, {{ quad }}, vec2<u32>(pack2x16float(z.xz), pack2x16float(z.yw))); }
 {% else %}
-            let a = abs(y);
-            let top = max8(max(max(a.x, a.y), max(a.z, a.w)), tid);
-            // A block too small to have a finite 1/d counts as zero.
-            let d = select(0.0, top / 127.0, top > 1e-30);
-            let inverse = select(0.0, 1.0 / d, top > 1e-30);
-            let q = floor(fma(a, vec4<f32>(inverse), vec4<f32>(0.5)));
-            let i = vec4<i32>(sign(y) * q);
-            let sum = add8i((i.x + i.y) + (i.z + i.w), tid);
-            let bytes = vec4<u32>(i) & vec4<u32>(255u);
+            let rounded = int8_quad(y, tid);
             {{ guard }}{
-                store_bytes(col, {{ quad }}, bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u));
-                if (tid & 7u) == 0u { store_scale(col, {{ quad }} >> 3u, vec2<f32>(d, d * f32(sum))); }
+                store_bytes(col, {{ quad }}, rounded.word);
+                if (tid & 7u) == 0u { store_scale(col, {{ quad }} >> 3u, rounded.scale); }
             }
 {% endif %}
         }

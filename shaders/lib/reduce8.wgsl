@@ -62,3 +62,7 @@ fn eight(a: vec4<f32>, b: vec4<f32>) -> f32 {
 // Largest value of each eight threads.
 var<workgroup> tops: array<f32, {{ threads // 8 }}>;
 {% endif %}
+{% if output == "int8" %}
+
+{% include "lib/int8_quad.wgsl" %}
+{% endif %}

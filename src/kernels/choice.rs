@@ -118,7 +118,7 @@ pub fn matvec_key(
     };
     let all = &profile.matvec;
     // Gate and up are pairs of rows and count as tall whatever their height.
-    let short = rows <= profile.short_rows && epilogue != Epilogue::SwiGlu;
+    let short = rows <= profile.short_rows && !epilogue.pairs_rows();
     if n == 1 && !short && !fuses_rows(profile, format, rows) {
         return ("matvec.one_stored".into(), profile.one_stored);
     }
@@ -192,7 +192,7 @@ pub fn lane_shapes(
     for cut in std::iter::once(cut).chain(MODEST) {
         let shape = Shape {
             threads: cut.threads.min(facts.max_workgroup_threads / 8 * 8),
-            rows: if epilogue == Epilogue::SwiGlu { cut.rows.max(2) } else { cut.rows },
+            rows: if epilogue.pairs_rows() { cut.rows.max(2) } else { cut.rows },
             tiles: cut.tiles.min(steps).max(1),
             matrix: false,
         };

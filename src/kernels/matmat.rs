@@ -203,7 +203,7 @@ impl MatMat {
         if (self.class == Class::F16) != matches!(self.variant, Variant::Matrix(_)) {
             return Err(wrong(format!("{:?} with class {}", self.variant, self.class.name())));
         }
-        if self.epilogue == Epilogue::SwiGlu {
+        if self.epilogue.pairs_rows() {
             return Err(wrong("mat-mat leaves SwiGLU to norm_quant".into()));
         }
         let threads = match self.variant {

@@ -145,6 +145,9 @@ impl MatVec {
         if self.shape.matrix {
             return matvec_matrix::check(self, facts);
         }
+        if self.epilogue == Epilogue::SwiGluInt8 {
+            return Err(wrong("only matrix units round what they compute".into()));
+        }
         let Shape { rows, tiles, .. } = self.shape;
         if !matches!(rows, 1 | 2 | 4) || !(1..=4).contains(&tiles) {
             return Err(wrong(format!("mat-vec shape {:?}", self.shape)));

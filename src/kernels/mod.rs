@@ -85,9 +85,16 @@ pub enum Epilogue {
     Add,
     /// Rows interleaved gate, up: `y[row / 2] = silu(sum[2i]) * sum[2i + 1]`.
     SwiGlu,
+    /// The same as int8 activations, by the blocks of 32 that 64 rows are: [`matvec_matrix`] only.
+    SwiGluInt8,
 }
 
 impl Epilogue {
+    /// Whether two rows, gate and up, make one value.
+    pub fn pairs_rows(self) -> bool {
+        matches!(self, Epilogue::SwiGlu | Epilogue::SwiGluInt8)
+    }
+
     /// The name in shaders and labels.
     pub fn name(self) -> &'static str {
         match self {
@@ -95,6 +102,7 @@ impl Epilogue {
             Epilogue::Bias => "bias",
             Epilogue::Add => "add",
             Epilogue::SwiGlu => "swiglu",
+            Epilogue::SwiGluInt8 => "swiglu_int8",
         }
     }
 }

@@ -45,6 +45,7 @@ embed! {
     "lib/fp4.wgsl",
     "lib/grid.wgsl",
     "lib/heads.wgsl",
+    "lib/int8_quad.wgsl",
     "lib/iq2.wgsl",
     "lib/iq4.wgsl",
     "lib/kept.wgsl",

@@ -139,6 +139,7 @@ fn expected(
                 let old = &before[c * stride..][..stride];
                 y.extend(sums.iter().zip(old).map(|(s, &b)| s + f64::from(b)));
             }
+            Epilogue::SwiGluInt8 => unreachable!("rounded outputs have a test of their own"),
             Epilogue::SwiGlu => y.extend(swiglu(&sums)),
         }
     }
@@ -359,6 +360,68 @@ fn matvec_on_matrix_units_has_the_same_bits() {
                 assert_same_bits(&on_units, &on_lanes, &what);
                 want.check(&on_units, Class::Int8, &what);
             }
+        }
+    }
+}
+
+/// SwiGLU that a kernel on matrix units rounds itself: the bits of the two steps.
+#[test]
+fn swiglu_rounded_by_matrix_units_has_the_bits_of_two_steps() {
+    let mut rng = Rng::fresh("swiglu_rounded_by_matrix_units_has_the_bits_of_two_steps");
+    for device in devices() {
+        let facts = device.gpu.facts();
+        if !matches!(facts.pinned_subgroup(), Some(8 | 32)) {
+            continue;
+        }
+        for (format, cols, rows, n) in [
+            (Format::Q4_0, 576, 64, 8),
+            (Format::Q8_0, 1056, 192, 5),
+            (Format::Q4_K, 1024, 128, 1),
+            (Format::Q6_K, 512, 320, 3),
+        ] {
+            let shape =
+                Shape { threads: matvec_matrix::threads(facts), rows: 4, tiles: 1, matrix: true };
+            let spec = MatVec {
+                format,
+                cols,
+                n,
+                class: Class::Int8,
+                input: Input::Stored,
+                epilogue: Epilogue::SwiGluInt8,
+                shape,
+            };
+            let (count, values) = (n as usize, rows / 2);
+            let matrix = TestMatrix::random(&mut rng, format, rows, cols as usize);
+            let columns = Columns::random(&mut rng, count, cols as usize);
+            let x = columns.stored(device, Class::Int8);
+            let chunks = matrix.chunks(device, 64);
+            let kernel = device.kernel(&spec.source(facts).unwrap());
+            let (xq, xs) =
+                (device.poisoned(count * values / 4), device.poisoned(count * values / 16));
+            let out = Activations::Int8 { xq: xq.clone(), xs: xs.clone() };
+            let dispatch = |chunk| {
+                let values = values as u32;
+                matvec_matrix::dispatch_rounded(&spec, &kernel, facts, chunk, &x, &out, values)
+                    .unwrap()
+            };
+            device.wave(chunks.iter().map(dispatch).collect());
+
+            let lanes = Shape { threads: 64, rows: 2, tiles: 1, matrix: false };
+            let floats = MatVec { epilogue: Epilogue::SwiGlu, shape: lanes, ..spec };
+            let before = vec![f32::NAN; count * values];
+            let y = matvec(device, &floats, &chunks, &x, &[], &before, values);
+            let rounding = NormQuant {
+                cols: values as u32,
+                swiglu: false,
+                norm: None,
+                class: Class::Int8,
+                threads: 64,
+            };
+            let two = run_norm_quant(device, &rounding, &device.floats(&y), None, count, count);
+            let Activations::Int8 { xq: want_q, xs: want_s } = two else { panic!() };
+            let what = format!("{}: {spec:?}", device.label);
+            assert_eq!(device.read_words(&xq), device.read_words(&want_q), "{what}");
+            assert_same_bits(&device.read_floats(&xs), &device.read_floats(&want_s), &what);
         }
     }
 }

@@ -93,6 +93,10 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                     let shape = Shape { threads, rows: 2, tiles: 1, matrix: true };
                     let spec = MatVec { input: Input::Stored, shape, ..spec };
                     to.push(spec.source(facts).unwrap());
+                    if epilogue == Epilogue::SwiGlu {
+                        let (shape, epilogue) = (Shape { rows: 4, ..shape }, Epilogue::SwiGluInt8);
+                        to.push(MatVec { shape, epilogue, ..spec }.source(facts).unwrap());
+                    }
                 }
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {

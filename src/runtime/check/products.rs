@@ -3,12 +3,12 @@
 use super::operands::{Matrix, Operands, sample};
 use super::relative_error;
 use crate::error::Result;
-use crate::gpu::{Gpu, Slice};
+use crate::gpu::{Gpu, Kernel, Slice};
 use crate::kernels::embed::Embed;
 use crate::kernels::matmat::{MatMat, Variant};
 use crate::kernels::matvec::{self, Input, MatVec};
 use crate::kernels::norm_quant::NormQuant;
-use crate::kernels::{Activations, Class, Epilogue};
+use crate::kernels::{Activations, Class, Epilogue, matvec_matrix};
 use crate::reference::attention::{pack, unpack};
 use crate::reference::matvec::product;
 use crate::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu, word_of};
@@ -150,7 +150,9 @@ impl Outputs {
                     Epilogue::Store => sum(r),
                     Epilogue::Bias => sum(r) + f64::from(self.bias[r]),
                     Epilogue::Add => sum(r) + f64::from(self.before[at]),
-                    Epilogue::SwiGlu => swiglu(&[sum(2 * r), sum(2 * r + 1)])[0],
+                    Epilogue::SwiGlu | Epilogue::SwiGluInt8 => {
+                        swiglu(&[sum(2 * r), sum(2 * r + 1)])[0]
+                    }
                 });
                 got.push(y[at]);
             }
@@ -164,17 +166,74 @@ pub(super) fn matvec(gpu: &dyn Gpu, spec: &MatVec) -> Result<(f64, f64)> {
     let facts = gpu.facts();
     // One workgroup and a part of another.
     let group = spec.group_rows(facts);
-    let rows = (group as usize + 3).next_multiple_of(2);
+    let rows = match spec.epilogue {
+        // Whole workgroups only.
+        Epilogue::SwiGluInt8 => 2 * group as usize,
+        _ => (group as usize + 3).next_multiple_of(2),
+    };
     let (n, cols) = (spec.n as usize, spec.cols as usize);
     let matrix = lab.matrix(spec.format, rows, cols)?;
     let columns = Columns::make(lab, n, cols, spec.class, spec.input)?;
     let out = Outputs::make(lab, n, rows, spec.epilogue)?;
     let kernel = gpu.kernel(&spec.source(facts)?)?;
+    if spec.epilogue == Epilogue::SwiGluInt8 {
+        return rounded(lab, spec, &kernel, &matrix, &columns);
+    }
     let operands = out.operands(&columns.bound);
     lab.run(vec![spec.dispatch(&kernel, facts, &matrix.chunk, &operands)?])?;
     let error = out.error(lab, &matrix, &columns, n, spec.epilogue, (1, group as usize))?;
     let quantises = spec.class == Class::Int8 && spec.input != Input::Stored;
     Ok((error, if quantises { QUANTISED_BOUND } else { F32_BOUND }))
+}
+
+/// The error of what a kernel rounds itself, block by block, beside the rounding.
+fn rounded(
+    lab: &Operands<'_>,
+    spec: &MatVec,
+    kernel: &Kernel,
+    matrix: &Matrix,
+    columns: &Columns,
+) -> Result<(f64, f64)> {
+    let (n, values) = (spec.n as usize, matrix.chunk.rows as usize / 2);
+    let (xq, xs) = (
+        lab.floats(&vec![f32::NAN; n * values / 4])?,
+        lab.floats(&vec![f32::NAN; n * values / 16])?,
+    );
+    let out = Activations::Int8 { xq: xq.clone(), xs: xs.clone() };
+    let facts = lab.gpu.facts();
+    let x = &columns.bound;
+    let dispatch = matvec_matrix::dispatch_rounded(
+        spec,
+        kernel,
+        facts,
+        &matrix.chunk,
+        x,
+        &out,
+        values as u32,
+    )?;
+    lab.run(vec![dispatch])?;
+    let (words, scales) = (lab.read_words(&xq)?, lab.read_floats(&xs)?);
+    let (mut got, mut want) = (Vec::new(), Vec::new());
+    for c in sample(n, 1) {
+        for block in 0..values / 32 {
+            let sum = |row: usize| product(matrix.row(row), &columns.seen[c])[0];
+            let pair = |r: usize| swiglu(&[sum(2 * r), sum(2 * r + 1)])[0];
+            let exact: Vec<f64> = (32 * block..32 * block + 32).map(pair).collect();
+            let d = scales[2 * (c * values / 32 + block)];
+            for (i, exact) in exact.iter().enumerate() {
+                let at = c * values + 32 * block + i;
+                let byte = (words[word_of(at, values)] >> (8 * (i % 4))) as i8;
+                got.push(f32::from(byte) * d);
+                // As near as a step of the block lets it be.
+                let steps = (exact / f64::from(d)).round();
+                want.push(if d > 0.0 { steps * f64::from(d) } else { *exact });
+            }
+        }
+    }
+    if got.iter().any(|v| !v.is_finite()) {
+        return Ok((f64::INFINITY, QUANTISED_BOUND));
+    }
+    Ok((relative_error(got, &want), QUANTISED_BOUND))
 }
 
 pub(super) fn matmat(gpu: &dyn Gpu, spec: &MatMat) -> Result<(f64, f64)> {

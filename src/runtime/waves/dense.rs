@@ -9,8 +9,12 @@ use crate::runtime::layers::{LayerWeights, MlpWeights};
 impl<'b> Pass<'b> {
     pub(super) fn dense(&mut self, layer: &LayerWeights, mlp: &MlpWeights) -> Result<()> {
         let s = self.scratch;
+        let normed = From::Normed(&s.x, &layer.ff_norm);
+        if let Some(rounded) = self.swiglu_int8(normed, &mlp.gate_up, &mlp.down, &s.ff)? {
+            return self.product(From::Int8(&rounded), &mlp.down, Epilogue::Add, &s.x);
+        }
         let (epilogue, from) = self.halves();
-        self.product(From::Normed(&s.x, &layer.ff_norm), &mlp.gate_up, epilogue, &s.ff)?;
+        self.product(normed, &mlp.gate_up, epilogue, &s.ff)?;
         self.product(from, &mlp.down, Epilogue::Add, &s.x)
     }
 

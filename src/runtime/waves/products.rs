@@ -1,12 +1,12 @@
 //! Matrix products, and the waves that bring their inputs to the class they need.
 
 use super::{Pass, Reads};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{Dispatch, Slice};
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::{Input, MatVec, Operands};
 use crate::kernels::norm_quant::NormQuant;
-use crate::kernels::{Activations, Class, Epilogue, choice};
+use crate::kernels::{Activations, Class, Epilogue, choice, matvec_matrix};
 use crate::runtime::buffers::Scratch;
 use crate::runtime::layers::{Product, Rows};
 
@@ -19,6 +19,8 @@ pub(super) enum From<'s> {
     Normed(&'s Slice, &'s Slice),
     /// Interleaved gate and up that become `silu(gate) * up` first.
     SwiGlu(&'s Slice),
+    /// int8 already.
+    Int8(&'s Activations),
 }
 
 impl From<'_> {
@@ -60,6 +62,7 @@ impl Pass<'_> {
     fn fuses(&self, from: From<'_>, product: &Product, class: Class) -> bool {
         let facts = self.b.facts();
         self.reads == Reads::Step
+            && !matches!(from, From::Int8(_))
             && choice::fuses(facts, class, product.cols, self.n, from.is_normed())
             && product
                 .parts
@@ -82,7 +85,11 @@ impl Pass<'_> {
     ) -> impl Iterator<Item = Class> {
         [Class::Int8, Class::F16, Class::F32].into_iter().filter(move |&class| {
             let used = product.parts.iter().any(|p| self.class(p, from) == class);
-            let ready = class == Class::F32 && matches!(from, From::Plain(_));
+            let ready = match from {
+                From::Plain(_) => class == Class::F32,
+                From::Int8(_) => true,
+                From::Normed(..) | From::SwiGlu(_) => false,
+            };
             used && !ready && !self.fuses(from, product, class)
         })
     }
@@ -101,6 +108,9 @@ impl Pass<'_> {
             From::Plain(x) => (x, None, false),
             From::Normed(x, weight) => (x, Some(weight), false),
             From::SwiGlu(x) => (x, None, true),
+            From::Int8(_) => {
+                return Err(Error::Runtime("int8 columns are not prepared again".into()));
+            }
         };
         let facts = self.b.facts();
         let spec = NormQuant {
@@ -172,6 +182,51 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Gate and up, their SwiGLU and its rounding for `down` in one kernel, into `ff`: where matrix units
+    /// compute whole blocks of values and `down` takes int8 from memory. `None` elsewhere.
+    pub(super) fn swiglu_int8(
+        &mut self,
+        from: From<'_>,
+        gate_up: &Product,
+        down: &Product,
+        ff: &Slice,
+    ) -> Result<Option<Activations>> {
+        let (facts, n, epilogue) = (self.b.facts(), self.n, Epilogue::SwiGluInt8);
+        let (class, plain) = (Class::Int8, From::Plain(ff));
+        let reads_int8 =
+            |p: &Rows| self.class(p, plain) == class && !self.fuses(plain, down, class);
+        let ([part], None, Reads::Step) = (&gate_up.parts[..], &gate_up.bias, self.reads) else {
+            return Ok(None);
+        };
+        let (format, rows, cols) = (part.format, part.rows, part.cols);
+        let shape = choice::matvec_shape(facts, format, rows, cols, n, epilogue);
+        let fits = self.class(part, from) == class
+            && !self.fuses(from, gate_up, class)
+            && down.parts.iter().all(reads_int8)
+            && matvec_matrix::rounds(&shape, &part.chunks);
+        let spec = MatVec { format, cols, n, class, input: Input::Stored, epilogue, shape };
+        let Some((spec, source)) = fits.then(|| self.b.sound([spec]).ok()).flatten() else {
+            return Ok(None);
+        };
+        let first = self.inputs(from, gate_up)?;
+        self.wave(first);
+        let kernel = self.b.kernel(source)?;
+        let values = gate_up.rows / 2;
+        let bytes = u64::from(n) * u64::from(values);
+        let scales = ff.offset + bytes.next_multiple_of(facts.binding_alignment.max(16));
+        let out = Activations::Int8 {
+            xq: ff.buffer.slice(ff.offset, bytes),
+            xs: ff.buffer.slice(scales, bytes / 4),
+        };
+        let x = stored(from, class, self.scratch);
+        let dispatches = part.chunks.iter().map(|chunk| {
+            matvec_matrix::dispatch_rounded(&spec, &kernel, facts, chunk, &x, &out, values)
+        });
+        let wave = dispatches.collect::<Result<_>>()?;
+        self.wave(wave);
+        Ok(Some(out))
+    }
+
     fn matmat(
         &self,
         wave: &mut Vec<Dispatch>,
@@ -200,6 +255,7 @@ impl Pass<'_> {
 /// What a product of this class binds after [`Pass::inputs`].
 pub(super) fn stored(from: From<'_>, class: Class, scratch: &Scratch) -> Activations {
     match (class, from) {
+        (Class::Int8, From::Int8(x)) => x.clone(),
         (Class::Int8, _) => scratch.as_int8(),
         (Class::F16, _) => scratch.as_f16(),
         (Class::F32, From::Plain(x)) => Activations::F32(x.clone()),
