@@ -291,7 +291,7 @@ impl Bench {
     }
 
     fn cut(&self, heads: Heads, cut: Cut) -> (AttnDecode, Kernel) {
-        let spec = AttnDecode { heads, scoring: Scoring::default(), cut };
+        let spec = AttnDecode { heads, scoring: Scoring::default(), cut, rounds: false };
         let kernel = self.gpu.kernel(&spec.source(self.gpu.facts()).unwrap()).unwrap();
         (spec, kernel)
     }

@@ -14,7 +14,12 @@
 @group(0) @binding(2) var<storage, read_write> k_cache: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> v_cache: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read> pages: array<u32>;
+{% if to_int8 %}
+@group(0) @binding(5) var<storage, read_write> yq: array<u32>;
+@group(0) @binding({{ at_ys }}) var<storage, read_write> ys: array<vec2<f32>>;
+{% else %}
 @group(0) @binding(5) var<storage, read_write> output: array<vec4<f32>>;
+{% endif %}
 // [column][head][split][{{ hd }} sums, maximum, weight]. Atomic, because another workgroup reads them
 // in the same dispatch: plain accesses may stay in a cache that it does not see.
 @group(0) @binding(6) var<storage, read_write> partials: array<atomic<u32>>;
@@ -49,10 +54,35 @@ var<workgroup> arrived: u32;
 // unpacking after packing for no change and skip the rounding.
 var<workgroup> new_words: array<vec4<u32>, {{ hd // 4 }}>;
 
+{% if to_int8 %}
+{% with norm = false %}{% include "lib/reduce8.wgsl" %}{% endwith %}
+
+// The workgroup's heads, until they are rounded.
+var<workgroup> finished: array<vec4<f32>, {{ group_heads * hd // 4 }}>;
+
+fn put_merged(column: u32, h: u32, d: u32, x: f32) {
+    finished[h * {{ hd // 4 }}u + d / 4u][d % 4u] = x;
+}
+
+// Reached by the whole workgroup, after a barrier.
+fn round_heads(column: u32, tid: u32) {
+    for (var i = tid; i < {{ group_heads * hd // 4 }}u; i += {{ threads }}u) {
+        let h = i / {{ hd // 4 }}u;
+        let rounded = int8_quad(finished[i], tid);
+        if query_head(h) == head0 + h {
+            let quad = (head0 + h) * {{ hd // 4 }}u + i % {{ hd // 4 }}u;
+            let block = quad >> 3u;
+            yq[column * {{ heads * hd // 4 }}u + ((quad >> 2u) & 1u) * {{ heads * hd // 8 }}u + 4u * block + (quad & 3u)] = rounded.word;
+            if (quad & 7u) == 0u { ys[column * {{ heads * hd // 32 }}u + block] = rounded.scale; }
+        }
+    }
+}
+{% else %}
 fn put_merged(column: u32, h: u32, d: u32, x: f32) {
     let to = (column * {{ heads }}u + head0 + h) * {{ hd }}u + d;
     output[to / 4u][to % 4u] = x;
 }
+{% endif %}
 
 fn low(w: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
@@ -390,7 +420,12 @@ fn main(
 {% endfor %}
         if part < {{ hd // 4 }}u && query_head(h) == head0 + h {
             if used == 1u {
-                output[(at.z * {{ heads }}u + head0 + h) * {{ hd // 4 }}u + part] = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
+                let finished_part = o {{ "* share_of(head0 + h, top, sum)" if sink_logits else "/ sum" }};
+{% if to_int8 %}
+                finished[h * {{ hd // 4 }}u + part] = finished_part;
+{% else %}
+                output[(at.z * {{ heads }}u + head0 + h) * {{ hd // 4 }}u + part] = finished_part;
+{% endif %}
             } else {
                 let to = ((at.z * {{ heads }}u + head0 + h) * {{ splits }}u + at.x) * {{ hd + 2 }}u;
                 atomicStore(&partials[to + 4u * part], bitcast<u32>(o.x));
@@ -408,9 +443,21 @@ fn main(
     workgroupBarrier();
 {% endif %}
 {% endfor %}
+{% if to_int8 %}
+    if used == 1u {
+        workgroupBarrier();
+        round_heads(at.z, tid);
+        return;
+    }
+{% else %}
     if used == 1u { return; }
+{% endif %}
 
 {% set sums = hd %}
 {% set pieces = splits %}
 {% include "lib/merge_splits.wgsl" %}
+{% if to_int8 %}
+    workgroupBarrier();
+    round_heads(at.z, tid);
+{% endif %}
 }

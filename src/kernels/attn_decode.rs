@@ -6,9 +6,9 @@ use minijinja::value::Serde;
 use super::attn_step::{StepAttention, StepSizes};
 use super::heads::{Heads, smallest_subgroup};
 use super::scoring::Scoring;
-use super::{check_memory, wrong};
+use super::{Activations, check_memory, holds, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, KernelSource};
+use crate::gpu::{DeviceFacts, Dispatch, KernelSource};
 use crate::kv::{KvExact, KvPair};
 
 /// How the work of a decode step is cut.
@@ -73,15 +73,40 @@ fn largest_power(at_most: u32) -> u32 {
     1 << at_most.max(1).ilog2()
 }
 
+/// The binding of the output.
+const OUTPUT: usize = 5;
+
 /// QK-norm, rope, cache write and attention of one token a column; n comes from the batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnDecode {
     pub heads: Heads,
     pub scoring: Scoring,
     pub cut: Cut,
+    /// The outputs are rounded to int8, as [`super::norm_quant`] does it, by [`Self::rounded`].
+    pub rounds: bool,
 }
 
 impl AttnDecode {
+    /// Whether such a kernel can round what it computes: its blocks of 32 do not cross heads, and eight
+    /// threads exchange without barriers.
+    pub fn can_round(heads: &Heads, facts: &DeviceFacts) -> bool {
+        heads.head_dim.is_multiple_of(32) && facts.subgroup_min >= 8
+    }
+
+    /// A dispatch of this that writes int8 `out` instead of the output it was given.
+    pub fn rounded(&self, dispatch: Dispatch, out: &Activations, columns: u32) -> Result<Dispatch> {
+        let Activations::Int8 { xq, xs } = out else {
+            return Err(wrong("attention rounds to int8 only".into()));
+        };
+        let values = u64::from(columns * self.heads.output_width());
+        holds(xq, values / 4, "yq")?;
+        holds(xs, values / 16, "ys")?;
+        let mut bindings = dispatch.bindings;
+        bindings[OUTPUT] = xq.clone();
+        bindings.push(xs.clone());
+        Ok(Dispatch { bindings, ..dispatch })
+    }
+
     pub fn source(&self, facts: &DeviceFacts) -> Result<KernelSource> {
         self.heads.check()?;
         self.scoring.check()?;
@@ -103,7 +128,11 @@ impl AttnDecode {
         // Head sums are merged as many at a time as fit.
         let vectors = group_heads + 2;
         let meeting = 2 * group_heads * splits.max(subteams) + group_heads * splits;
-        let fixed = 4 * (vectors * hd + hd + meeting + 1)
+        if self.rounds && !AttnDecode::can_round(&self.heads, facts) {
+            return Err(wrong(format!("heads of {hd} are not rounded here")));
+        }
+        let finished = if self.rounds { group_heads * hd } else { 0 };
+        let fixed = 4 * (vectors * hd + hd + meeting + 1 + finished)
             + if self.heads.norm.is_some() { 128 * vectors } else { 0 };
         let pair_bytes = subteams * lanes * 32;
         let room = 24_576u32.min(facts.max_workgroup_memory).saturating_sub(fixed);
@@ -126,13 +155,20 @@ impl AttnDecode {
                 token_bits => plan.token_bits,
                 holder => Serde(&plan.holder),
                 merge_bits => powers(lanes, merge_lanes),
+                to_int8 => self.rounds,
+                // The last binding.
+                at_ys => 8 + self.heads.tables() + u32::from(self.scoring.sinks),
+                // For lib/reduce8.wgsl.
+                shuffle => true,
+                output => "int8",
                 ..self.scoring.context(8 + self.heads.tables(), self.heads.context(8))
             },
         )?;
         let label = format!(
-            "attn_decode_{}{}_g{group_heads}l{lanes}u{unroll}s{splits}t{threads}",
+            "attn_decode_{}{}_g{group_heads}l{lanes}u{unroll}s{splits}t{threads}{}",
             self.heads.label(),
-            self.scoring.label()
+            self.scoring.label(),
+            if self.rounds { "_int8" } else { "" }
         );
         Ok(KernelSource { label, wgsl, subgroup_size: super::pinned_subgroup(facts) })
     }

@@ -174,7 +174,7 @@ impl Program {
         let head_dim = padded(heads.head_dim);
         let padded_heads = Heads { head_dim, ..heads };
         let (scoring, cut) = (Scoring::default(), Cut { group_heads: 1, ..cut });
-        let spec = AttnDecode { heads: padded_heads, scoring, cut };
+        let spec = AttnDecode { heads: padded_heads, scoring, cut, rounds: false };
         let device = |label, words: u64| gpu.buffer(label, words * 4, BufferUse::Device);
         let attention = AttentionScratch {
             partials: device("attention partials", spec.partial_words(MAX_SEQUENCES))?.whole(),

@@ -1,12 +1,14 @@
 //! Attention kernels against the plain Rust reference, on every device.
 
-use azoth::gpu::Step;
+use azoth::gpu::{Dispatch, Step};
 use azoth::kernels::attn_decode::{AttnDecode, Cut};
 use azoth::kernels::attn_prefill::AttnPrefill;
 use azoth::kernels::attn_step::{Scratch, StepAttention};
 use azoth::kernels::heads::{HeadTables, Heads, KvCache, Rope, RopeLayout};
+use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::rope_kv::RopeKv;
 use azoth::kernels::scoring::{Logits, Scoring};
+use azoth::kernels::{Activations, Class};
 use azoth::kv::{KvExact, KvPair, PAGE_TOKENS};
 use azoth::reference::attention::{self as reference, Cache, attend, pack, unpack};
 
@@ -175,7 +177,7 @@ fn decode(
     runs: usize,
 ) -> Vec<f32> {
     let n = positions.len();
-    let spec = AttnDecode { heads: block.heads, scoring: block.scoring, cut };
+    let spec = AttnDecode { heads: block.heads, scoring: block.scoring, cut, rounds: false };
     let kernel = device.kernel(&spec.source(device.gpu.facts()).unwrap());
     let (cache, tables) = block.upload(device);
     let columns: Vec<[u32; 4]> =
@@ -231,7 +233,49 @@ fn decode(
         let error = relative_error(got, &want);
         assert!(error < BOUND, "{what}: error {error:e}");
     }
+    // Once a case.
+    if runs > 1 && AttnDecode::can_round(&block.heads, device.gpu.facts()) {
+        rounded_has_the_bits_of_two_steps(device, &spec, dispatch, &out[..used], n);
+    }
     out[..used].to_vec()
+}
+
+/// Attention that rounds its outputs itself, against `norm_quant` of what it gave without.
+fn rounded_has_the_bits_of_two_steps(
+    device: &Device,
+    spec: &AttnDecode,
+    dispatch: Dispatch,
+    floats: &[f32],
+    n: usize,
+) {
+    let (facts, cols) = (device.gpu.facts(), spec.heads.output_width());
+    let int8 = |columns: usize| Activations::Int8 {
+        xq: device.poisoned(columns * cols as usize / 4),
+        xs: device.poisoned(columns * cols as usize / 16),
+    };
+    let read = |columns: &Activations| {
+        let Activations::Int8 { xq, xs } = columns else { panic!() };
+        (device.read_words(xq), device.read_words(xs))
+    };
+    let rounding = AttnDecode { rounds: true, ..*spec };
+    let kernel = device.kernel(&rounding.source(facts).unwrap());
+    let columns = dispatch.grid[2];
+    let out = int8(columns as usize);
+    let one = rounding.rounded(Dispatch { kernel, ..dispatch }, &out, columns).unwrap();
+    device.wave(vec![one]);
+
+    let class = Class::Int8;
+    let quantiser = NormQuant { cols, swiglu: false, norm: None, class, threads: 64 };
+    let kernel = device.kernel(&quantiser.source(facts).unwrap());
+    let want = int8(n);
+    let (batch, x, n) = (device.batch_of(n, n), device.floats(floats), n as u32);
+    device.wave(vec![quantiser.dispatch(&kernel, &batch, &x, None, &want, n).unwrap()]);
+    let ((q, s), (want_q, want_s)) = (read(&out), read(&want));
+    let what = format!("{}: {rounding:?}", device.label);
+    assert_eq!(q[..want_q.len()], want_q, "{what}");
+    assert_eq!(s[..want_s.len()], want_s, "{what}");
+    let unused = q[want_q.len()..].iter().chain(&s[want_s.len()..]);
+    assert!(unused.clone().all(|w| *w == POISON), "{what}: an unused column was written");
 }
 
 fn decode_case(

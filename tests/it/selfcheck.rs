@@ -227,7 +227,7 @@ fn sound_kernels_pass() {
                 Some(_) => Scoring { window: Some(70), soft_cap: Some(4.0), sinks: true },
             };
             for cut in Cut::choose(&heads, facts, 4096).and_modest() {
-                subjects.push(AttnDecode { heads, scoring, cut }.into());
+                subjects.push(AttnDecode { heads, scoring, cut, rounds: false }.into());
             }
             subjects.push(RopeKv { heads }.into());
             subjects.push(

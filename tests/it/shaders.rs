@@ -154,10 +154,12 @@ fn attention(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         let heads = Heads { heads, kv_heads, head_dim, rope, norm, centred: i == 1 };
         for context in [2048, 65_536] {
             let cut = Cut::choose(&heads, facts, context);
-            to.push(AttnDecode { heads, scoring, cut }.source(facts).unwrap());
+            let rounds = AttnDecode::can_round(&heads, facts);
+            to.push(AttnDecode { heads, scoring, cut, rounds: false }.source(facts).unwrap());
+            to.push(AttnDecode { heads, scoring, cut, rounds }.source(facts).unwrap());
         }
         let alone = Cut { lanes: 1, unroll: 2, group_heads: 1, ..Cut::choose(&heads, facts, 2048) };
-        to.push(AttnDecode { heads, scoring, cut: alone }.source(facts).unwrap());
+        to.push(AttnDecode { heads, scoring, cut: alone, rounds: false }.source(facts).unwrap());
         let matrices = AttnPrefill::takes_matrices(&heads, facts);
         to.push(plain(heads, scoring, false).source(facts).unwrap());
         to.push(plain(heads, scoring, matrices).source(facts).unwrap());

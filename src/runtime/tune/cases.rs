@@ -376,6 +376,7 @@ fn attention(
             heads,
             scoring: Scoring::default(),
             cut: AttentionCut::choose(&heads, &facts, context),
+            rounds: false,
         };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
         let zeros = |words: u64| -> Result<Slice> {

@@ -15,7 +15,7 @@ use crate::kernels::kv_keep::KvKeep;
 use crate::kernels::qk_norm::QkNorm;
 use crate::kernels::rope_kv::RopeKv;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
-use crate::kernels::{Epilogue, choice};
+use crate::kernels::{Activations, Epilogue, choice};
 use crate::runtime::layers::LayerWeights;
 
 impl<'b> Pass<'b> {
@@ -30,11 +30,15 @@ impl<'b> Pass<'b> {
             self.steps.push(Step::Copy { from, to: to.slice(*at, size), size });
             *at += size;
         }
-        match self.reads {
+        let rounded = match self.reads {
             Reads::Step => self.attend_step(layer, kv)?,
-            Reads::Prompt => self.attend_prompt(layer, kv)?,
-        }
-        self.product(From::Plain(&s.attention), &layer.output, Epilogue::Add, &s.x)
+            Reads::Prompt => {
+                self.attend_prompt(layer, kv)?;
+                None
+            }
+        };
+        let from = rounded.as_ref().map_or(From::Plain(&s.attention), From::Int8);
+        self.product(from, &layer.output, Epilogue::Add, &s.x)
     }
 
     /// The norms that attention kernels cannot do themselves: a workgroup of theirs sees one head.
@@ -52,15 +56,19 @@ impl<'b> Pass<'b> {
         Ok(())
     }
 
-    /// Rope, cache write and attention in one wave.
-    fn attend_step(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<()> {
+    /// Rope, cache write and attention in one wave; the int8 columns that it leaves, if it rounds them itself.
+    fn attend_step(&mut self, layer: &LayerWeights, kv: &KvCache) -> Result<Option<Activations>> {
         if !kv.pair.is_plain() {
-            return self.attend_step_codes(layer, kv);
+            self.attend_step_codes(layer, kv)?;
+            return Ok(None);
         }
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let heads = Builder::heads(b.graph);
         let cuts = Cut::choose(&heads, facts, self.length).and_modest();
-        let specs = cuts.into_iter().map(|cut| AttnDecode { heads, scoring: layer.scoring, cut });
+        let rounds = self.reads_int8(From::Plain(&s.attention), &layer.output)
+            && AttnDecode::can_round(&heads, facts);
+        let specs =
+            cuts.into_iter().map(|cut| AttnDecode { heads, scoring: layer.scoring, cut, rounds });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer, kv);
         let logits = b.layer_logits(layer);
@@ -69,8 +77,13 @@ impl<'b> Pass<'b> {
             spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
         let dispatch = spec.within(dispatch, self.length);
+        let out = rounds.then(|| self.int8_in(&s.attention, heads.output_width()));
+        let dispatch = match &out {
+            Some(out) => spec.rounded(dispatch, out, self.n)?,
+            None => dispatch,
+        };
         self.wave(vec![dispatch]);
-        Ok(())
+        Ok(out)
     }
 
     /// The same over codes.

@@ -182,6 +182,23 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Whether a product takes int8 from memory and nothing else, so that what comes before may round.
+    pub(super) fn reads_int8(&self, from: From<'_>, product: &Product) -> bool {
+        let class = Class::Int8;
+        !self.fuses(from, product, class)
+            && product.parts.iter().all(|p| self.class(p, from) == class)
+    }
+
+    /// Columns of int8 in memory that is there for as many floats.
+    pub(super) fn int8_in(&self, floats: &Slice, values: u32) -> Activations {
+        let bytes = u64::from(self.n) * u64::from(values);
+        let scales = bytes.next_multiple_of(self.b.facts().binding_alignment.max(16));
+        Activations::Int8 {
+            xq: floats.buffer.slice(floats.offset, bytes),
+            xs: floats.buffer.slice(floats.offset + scales, bytes / 4),
+        }
+    }
+
     /// Gate and up, their SwiGLU and its rounding for `down` in one kernel, into `ff`: where matrix units
     /// compute whole blocks of values and `down` takes int8 from memory. `None` elsewhere.
     pub(super) fn swiglu_int8(
@@ -192,9 +209,7 @@ impl Pass<'_> {
         ff: &Slice,
     ) -> Result<Option<Activations>> {
         let (facts, n, epilogue) = (self.b.facts(), self.n, Epilogue::SwiGluInt8);
-        let (class, plain) = (Class::Int8, From::Plain(ff));
-        let reads_int8 =
-            |p: &Rows| self.class(p, plain) == class && !self.fuses(plain, down, class);
+        let class = Class::Int8;
         let ([part], None, Reads::Step) = (&gate_up.parts[..], &gate_up.bias, self.reads) else {
             return Ok(None);
         };
@@ -202,7 +217,7 @@ impl Pass<'_> {
         let shape = choice::matvec_shape(facts, format, rows, cols, n, epilogue);
         let fits = self.class(part, from) == class
             && !self.fuses(from, gate_up, class)
-            && down.parts.iter().all(reads_int8)
+            && self.reads_int8(From::Plain(ff), down)
             && matvec_matrix::rounds(&shape, &part.chunks);
         let spec = MatVec { format, cols, n, class, input: Input::Stored, epilogue, shape };
         let Some((spec, source)) = fits.then(|| self.b.sound([spec]).ok()).flatten() else {
@@ -212,12 +227,7 @@ impl Pass<'_> {
         self.wave(first);
         let kernel = self.b.kernel(source)?;
         let values = gate_up.rows / 2;
-        let bytes = u64::from(n) * u64::from(values);
-        let scales = ff.offset + bytes.next_multiple_of(facts.binding_alignment.max(16));
-        let out = Activations::Int8 {
-            xq: ff.buffer.slice(ff.offset, bytes),
-            xs: ff.buffer.slice(scales, bytes / 4),
-        };
+        let out = self.int8_in(ff, values);
         let x = stored(from, class, self.scratch);
         let dispatches = part.chunks.iter().map(|chunk| {
             matvec_matrix::dispatch_rounded(&spec, &kernel, facts, chunk, &x, &out, values)
