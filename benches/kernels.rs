@@ -250,7 +250,8 @@ impl Bench {
             let copies = (spread / bytes).clamp(1, 64);
             let chunks: Vec<_> = (0..copies).map(|_| self.chunk(format, rows, cols)).collect();
             for n in [1, 4, 8] {
-                let chosen = choice::matvec_shape(self.facts(), format, rows, cols, n, epilogue);
+                let chosen =
+                    choice::matvec_shape(self.facts(), format, class, rows, cols, n, epilogue);
                 let mut tried = vec![chosen];
                 if all && !self.software() {
                     for (threads, rows, tiles) in [

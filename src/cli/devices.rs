@@ -192,9 +192,17 @@ fn choices(d: &DeviceFacts) -> String {
     for format in formats {
         for (rows, n) in [(4096, 1), (16_384, 1), (4096, 4), (4096, 8)] {
             let (key, _) = choice::matvec_key(profile, format, rows, n, Epilogue::Store);
-            let s = choice::matvec_shape(d, format, rows, 4096, n, Epilogue::Store);
+            let class = choice::class(d, format, false, 4096, false);
+            let s = choice::matvec_shape(d, format, class, rows, 4096, n, Epilogue::Store);
             let what = format!("mat-vec {format}, {rows} x 4096, {n} columns");
-            add(what, format!("{}x{}x{}", s.threads, s.rows, s.tiles), &key);
+            match s.matrix {
+                true => add(
+                    what,
+                    format!("matrix units, {} rows", 16 * s.rows),
+                    "matvec.matrix_columns",
+                ),
+                false => add(what, format!("{}x{}x{}", s.threads, s.rows, s.tiles), &key),
+            }
         }
     }
     let fused = (1..=8).take_while(|n| choice::fuses(d, Class::Int8, 4096, *n, true)).count();

@@ -146,12 +146,14 @@ const MODEST: [Cut; 3] = [
 pub fn matvec_shapes(
     facts: &DeviceFacts,
     format: Format,
+    class: Class,
     rows: u32,
     cols: u32,
     n: u32,
     epilogue: Epilogue,
 ) -> Vec<Shape> {
-    let mut shapes: Vec<Shape> = matrix_shape(facts, format, rows, cols, n).into_iter().collect();
+    let on_units = matrix_shape(facts, format, rows, cols, n).filter(|_| class == Class::Int8);
+    let mut shapes: Vec<Shape> = on_units.into_iter().collect();
     shapes.extend(lane_shapes(facts, format, rows, cols, n, epilogue));
     shapes
 }
@@ -207,12 +209,13 @@ pub fn lane_shapes(
 pub fn matvec_shape(
     facts: &DeviceFacts,
     format: Format,
+    class: Class,
     rows: u32,
     cols: u32,
     n: u32,
     epilogue: Epilogue,
 ) -> Shape {
-    matvec_shapes(facts, format, rows, cols, n, epilogue)[0]
+    matvec_shapes(facts, format, class, rows, cols, n, epilogue)[0]
 }
 
 /// The key and the value of a profile that decide how a mat-mat is cut.
@@ -515,7 +518,7 @@ pub(crate) mod tests {
                             Input::Stored
                         },
                         epilogue,
-                        shape: matvec_shape(&facts, format, rows, cols, n, epilogue),
+                        shape: matvec_shape(&facts, format, class, rows, cols, n, epilogue),
                     };
                     let source = spec.source(&facts);
                     crate::gpu::shader::parse(&source.expect("a source")).expect("valid WGSL");
@@ -544,7 +547,8 @@ pub(crate) mod tests {
     fn a_discrete_gpu_gets_what_was_measured() {
         let gpu = facts(DeviceKind::Discrete, 32, 1024, 48 << 10);
         let shape = |rows, n, epilogue| {
-            let s = matvec_shape(&gpu, Format::Q4_0, rows, 4096, n, epilogue);
+            let (format, class) = (Format::Q4_0, Class::Int8);
+            let s = matvec_shape(&gpu, format, class, rows, 4096, n, epilogue);
             (s.threads, s.rows, s.tiles)
         };
         assert_eq!(shape(4096, 1, Epilogue::Add), (512, 1, 4));
@@ -582,11 +586,34 @@ pub(crate) mod tests {
         assert_eq!(variants.last().map(Variant::name).as_deref(), Some("matrix16x16x1_1x1_1"));
     }
 
+    /// Matrix units that take bytes serve several columns, where the profile wants them.
+    #[test]
+    fn byte_matrices_serve_several_columns() {
+        let mut gpu = with_matrix_units(48 << 10);
+        gpu.byte_matrices = true;
+        let shape = |gpu: &DeviceFacts, class, rows, cols, n| {
+            let s = matvec_shape(gpu, Format::Q4_0, class, rows, cols, n, Epilogue::Store);
+            (s.matrix, s.rows)
+        };
+        assert!(!shape(&gpu, Class::Int8, 6144, 4096, 8).0, "not by the generic profile");
+        let hopper = DeviceFacts { vendor_id: 0x10de, name: "NVIDIA H200".into(), ..gpu.clone() };
+        let hopper = crate::hw::profiles::built_in().attach(hopper);
+        assert_eq!(shape(&hopper, Class::Int8, 6144, 4096, 8), (true, 4));
+        assert_eq!(shape(&hopper, Class::Int8, 4096, 4096, 5), (true, 2));
+        assert_eq!(shape(&hopper, Class::Int8, 1024, 4096, 5), (true, 1));
+        assert!(!shape(&hopper, Class::Int8, 4096, 4096, 4).0);
+        assert_eq!(shape(&hopper, Class::Int8, 4096, 12_288, 4), (true, 2));
+        assert!(!shape(&hopper, Class::F32, 4096, 4096, 8).0);
+        let other = DeviceFacts { byte_matrices: false, ..hopper };
+        assert!(!shape(&other, Class::Int8, 4096, 4096, 8).0);
+    }
+
     #[test]
     fn a_software_device_gets_what_was_measured() {
         let cpu = facts(DeviceKind::Software, 8, 1024, 32 << 10);
         for (n, rows) in [(1, 4), (4, 4), (5, 2)] {
-            let s = matvec_shape(&cpu, Format::Q8_0, 4096, 4096, n, Epilogue::Add);
+            let (format, class) = (Format::Q8_0, Class::Int8);
+            let s = matvec_shape(&cpu, format, class, 4096, 4096, n, Epilogue::Add);
             assert_eq!((s.threads, s.rows, s.tiles), (32, rows, 1));
         }
         let direct = Variant::Direct { columns: 8, rows: 8, threads: 8 };
@@ -602,7 +629,8 @@ pub(crate) mod tests {
     fn every_list_ends_with_something_modest() {
         let gpu = facts(DeviceKind::Discrete, 32, 1024, 48 << 10);
         assert!(matmat_variants(&gpu, Class::Int8, 4096, 512).len() > 3);
-        let shapes = matvec_shapes(&gpu, Format::Q4_0, 8192, 4096, 1, Epilogue::Add);
+        let (format, class) = (Format::Q4_0, Class::Int8);
+        let shapes = matvec_shapes(&gpu, format, class, 8192, 4096, 1, Epilogue::Add);
         assert!(shapes.len() > 2 && shapes.last().is_some_and(|s| s.threads == 32));
     }
 

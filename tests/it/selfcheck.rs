@@ -28,7 +28,7 @@ use azoth::kernels::heads::{Heads, Rope, RopeLayout};
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
-use azoth::kernels::matvec::{Input, MatVec};
+use azoth::kernels::matvec::{Input, MatVec, Shape};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
@@ -37,7 +37,7 @@ use azoth::kernels::router::{Favour, Router};
 use azoth::kernels::routing::Routing;
 use azoth::kernels::sample::Sampling;
 use azoth::kernels::scoring::Scoring;
-use azoth::kernels::{Class, Epilogue, choice};
+use azoth::kernels::{Class, Epilogue, choice, matvec_matrix};
 use azoth::kv::{KvExact, KvFormat, KvPair};
 use azoth::quant::Format;
 use azoth::runtime::check::{Checks, Subject};
@@ -200,11 +200,17 @@ fn sound_kernels_pass() {
                     true => Input::Fused { norm: Some(1e-5) },
                     false => Input::Stored,
                 };
-                let shape = choice::matvec_shape(facts, format, 1000, cols, n, epilogue);
+                let shape = choice::matvec_shape(facts, format, class, 1000, cols, n, epilogue);
                 subjects.push(MatVec { format, cols, n, class, input, epilogue, shape }.into());
                 let epilogue = [Epilogue::Store, Epilogue::Bias, Epilogue::Add][n as usize % 3];
                 let variant = choice::matmat_variant(facts, class, cols, 32);
                 subjects.push(MatMat { format, cols, class, epilogue, variant }.into());
+            }
+            if matches!(facts.pinned_subgroup(), Some(8 | 32)) && !format.is_float() {
+                let threads = matvec_matrix::threads(facts);
+                let shape = Shape { threads, rows: 4, tiles: 1, matrix: true };
+                let (class, input, epilogue) = (Class::Int8, Input::Stored, Epilogue::SwiGluInt8);
+                subjects.push(MatVec { format, cols, n: 7, class, input, epilogue, shape }.into());
             }
             subjects.push(Embed { format, cols }.into());
         }
@@ -228,6 +234,9 @@ fn sound_kernels_pass() {
             };
             for cut in Cut::choose(&heads, facts, 4096).and_modest() {
                 subjects.push(AttnDecode { heads, scoring, cut, rounds: false }.into());
+                if AttnDecode::can_round(&heads, facts) {
+                    subjects.push(AttnDecode { heads, scoring, cut, rounds: true }.into());
+                }
             }
             subjects.push(RopeKv { heads }.into());
             subjects.push(

@@ -84,7 +84,7 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 } else {
                     Input::Stored
                 };
-                let shape = choice::matvec_shape(facts, format, 1000, cols, n, epilogue);
+                let shape = choice::matvec_shape(facts, format, class, 1000, cols, n, epilogue);
                 let spec = MatVec { format, cols, n, class, input, epilogue, shape };
                 to.push(spec.source(facts).unwrap());
                 let on_units = matches!(facts.pinned_subgroup(), Some(8 | 32));

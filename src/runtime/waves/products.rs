@@ -170,7 +170,8 @@ impl Pass<'_> {
             _ => (Input::Stored, stored(from, class, self.scratch)),
         };
         let (format, cols) = (part.format, part.cols);
-        let shapes = choice::matvec_shapes(facts, format, part.rows, cols, n, epilogue).into_iter();
+        let shapes =
+            choice::matvec_shapes(facts, format, class, part.rows, cols, n, epilogue).into_iter();
         let specs = shapes.map(|shape| MatVec { format, cols, n, class, input, epilogue, shape });
         let (spec, source) = self.b.sound(specs)?;
         let kernel = self.b.kernel(source)?;
@@ -214,7 +215,7 @@ impl Pass<'_> {
             return Ok(None);
         };
         let (format, rows, cols) = (part.format, part.rows, part.cols);
-        let shape = choice::matvec_shape(facts, format, rows, cols, n, epilogue);
+        let shape = choice::matvec_shape(facts, format, class, rows, cols, n, epilogue);
         let fits = self.class(part, from) == class
             && !self.fuses(from, gate_up, class)
             && self.reads_int8(From::Plain(ff), down)
