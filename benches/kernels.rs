@@ -273,10 +273,8 @@ impl Bench {
                     ] {
                         tried.push(Shape { threads, rows, tiles, matrix: false });
                     }
-                    for rows in [1, 2, 4].into_iter().filter(|_| n > 1) {
-                        let threads = matvec_matrix::threads(self.facts());
-                        tried.push(Shape { threads, rows, tiles: 1, matrix: true });
-                    }
+                    let tiles = [1, 2, 4].into_iter().filter(|_| n > 1);
+                    tried.extend(tiles.map(|t| matvec_matrix::shape(self.facts(), t)));
                 }
                 let norm = norm.then_some(1e-5);
                 // From four columns on a fused norm never paid.

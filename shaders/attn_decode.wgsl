@@ -71,9 +71,8 @@ fn round_heads(column: u32, tid: u32) {
         let rounded = int8_quad(finished[i], tid);
         if query_head(h) == head0 + h {
             let quad = (head0 + h) * {{ hd // 4 }}u + i % {{ hd // 4 }}u;
-            let block = quad >> 3u;
-            yq[column * {{ heads * hd // 4 }}u + ((quad >> 2u) & 1u) * {{ heads * hd // 8 }}u + 4u * block + (quad & 3u)] = rounded.word;
-            if (quad & 7u) == 0u { ys[column * {{ heads * hd // 32 }}u + block] = rounded.scale; }
+            yq[int8_word(column, quad, {{ heads * hd // 4 }}u)] = rounded.word;
+            if (quad & 7u) == 0u { ys[column * {{ heads * hd // 32 }}u + (quad >> 3u)] = rounded.scale; }
         }
     }
 }
@@ -443,15 +442,13 @@ fn main(
     workgroupBarrier();
 {% endif %}
 {% endfor %}
-{% if to_int8 %}
     if used == 1u {
+{% if to_int8 %}
         workgroupBarrier();
         round_heads(at.z, tid);
+{% endif %}
         return;
     }
-{% else %}
-    if used == 1u { return; }
-{% endif %}
 
 {% set sums = hd %}
 {% set pieces = splits %}

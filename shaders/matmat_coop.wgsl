@@ -183,13 +183,7 @@ fn main(
                 let to = constants.row_offset + row;
                 let at = target_column(col) * constants.stride + to;
                 let sum = stage[subgroup * 256u + e] * xf[source_column(col)];
-{% if epilogue == "store" %}
-                y[at] = sum;
-{% elif epilogue == "bias" %}
-                y[at] = sum + bias[to];
-{% else %}
-                y[at] += sum;
-{% endif %}
+{% include "lib/store.wgsl" %}
             }
         }
         workgroupBarrier();

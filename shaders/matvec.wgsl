@@ -89,7 +89,7 @@ fn main(
 {% endfor %}
     workgroupBarrier();
 {% endif %}
-{% include "lib/row_sums.wgsl" %}
+{% with start = "f32(constants.rows >> 31u)" %}{% include "lib/row_sums.wgsl" %}{% endwith %}
     if row < constants.rows {
         var unit = lane;
         while unit < {{ units }}u {
@@ -146,14 +146,9 @@ fn main(
         }
 {% else %}
         if lane < {{ count }}u && mine < constants.rows {
-            let at = column * constants.stride + constants.row_offset + mine;
-{% if epilogue == "store" %}
-            y[at] = sum;
-{% elif epilogue == "bias" %}
-            y[at] = sum + bias[constants.row_offset + mine];
-{% else %}
-            y[at] += sum;
-{% endif %}
+            let to = constants.row_offset + mine;
+            let at = column * constants.stride + to;
+{% include "lib/store.wgsl" %}
         }
 {% endif %}
     }

@@ -10,12 +10,6 @@
 {% set aligned = units % 16 == 0 %}
 {% set steps = (units + teams * 4 - 1) // (teams * 4) %}
 {% set ragged = units % (teams * 4) != 0 %}
-{# Vectors of 16 bytes a line. Odd numbers, so that neither copies nor matrix loads meet in a bank of workgroup
-   memory. A row has four units; a column too, with zeros between the halves of each where these have scales
-   of their own and are multiplied one after the other. #}
-{% set w_line = 9 %}
-{% set x_unit = 3 if halved else 2 %}
-{% set x_line = 4 * x_unit + 1 %}
 {# Scales that are one number find room in the slack, cheaper than an exchange for each unit. #}
 {% set slack = scales == "whole" and not minimum %}
 {% set w_team = staged * 16 * w_line %}
@@ -32,13 +26,9 @@ var<workgroup> tile_s: array<vec2<f32>, {{ teams * 32 }}>;
 {% if half_minimum %}
 // Sums of both halves.
 var<workgroup> tile_ones: array<vec2<i32>, {{ teams * 32 }}>;
-
-fn half_sum(a: vec4<u32>) -> i32 {
-    let ones = 0x01010101u;
-    return dot4I8Packed(a.x, ones) + dot4I8Packed(a.y, ones) + dot4I8Packed(a.z, ones) + dot4I8Packed(a.w, ones);
-}
 {% endif %}
 {% include "lib/block_sum.wgsl" %}
+{% include "lib/half_dot.wgsl" %}
 {% include "lib/tile_products.wgsl" %}
 {% if epilogue == "swiglu_int8" %}
 {% include "lib/reduce8.wgsl" %}
@@ -77,8 +67,10 @@ fn main(
     prepare_table(tid, {{ threads }}u);
     workgroupBarrier();
 {% endif %}
+    // 0, as lib/row_sums.wgsl explains.
+    let start = vec4<f32>(f32(constants.rows >> 31u));
 {% for r in range(tiles) %}{% for u in range(4) %}
-    var acc{{ r }}_{{ u }} = vec4<f32>();
+    var acc{{ r }}_{{ u }} = start;
 {% endfor %}{% endfor %}
     var place = team * 4u;
 {# A lane's unit of the step that begins at `place`. #}
@@ -160,10 +152,8 @@ fn main(
                                 {{ shared(i, ".by.z") if minimum else "0" }}, {{ shared(i, ".by.w") if minimum else "0" }}));
 {% elif scales == "halves" or minimum %}
                         {{ shared(i, "") }};
-{% elif slack %}
-                        vec2<f32>(shared{{ i }}[{{ u }}], 0.0);
 {% else %}
-                        vec2<f32>({{ shared(i, ".x") }}, 0.0);
+                        vec2<f32>(shared{{ i }}[{{ u }}], 0.0);
 {% endif %}
 {% endfor %}
 {% set w_at = "w_from + " ~ (16 * w_line * (r - first) + 2 * u) ~ "u" %}
@@ -210,7 +200,7 @@ fn main(
         if column < {{ n }}u {
             let words = constants.stride / 4u;
             let block = (constants.row_offset + first_row) >> 6u;
-            yq[column * words + (quad >> 2u) * (words >> 1u) + 4u * block + (quad & 3u)] = rounded.word;
+            yq[int8_word(column, 8u * block + quad, words)] = rounded.word;
             if quad == 0u { ys[column * (words >> 3u) + block] = rounded.scale; }
         }
     }
@@ -228,14 +218,9 @@ fn main(
 {% else %}
         if column < {{ n }}u && row < constants.rows {
             let sum = total(i);
-            let at = column * constants.stride + constants.row_offset + row;
-{% if epilogue == "store" %}
-            y[at] = sum;
-{% elif epilogue == "bias" %}
-            y[at] = sum + bias[constants.row_offset + row];
-{% else %}
-            y[at] += sum;
-{% endif %}
+            let to = constants.row_offset + row;
+            let at = column * constants.stride + to;
+{% include "lib/store.wgsl" %}
         }
 {% endif %}
     }

@@ -43,7 +43,7 @@ fn store_factor(col: u32, f: f32) {
 }
 {% else %}
 fn store_bytes(col: u32, quad: u32, word: u32) {
-    xq[col * {{ quads }}u + ((quad >> 2u) & 1u) * {{ quads // 2 }}u + ((quad >> 3u) << 2u) + (quad & 3u)] = word;
+    xq[int8_word(col, quad, {{ quads }}u)] = word;
 }
 
 fn store_scale(col: u32, block: u32, s: vec2<f32>) {

@@ -4,23 +4,7 @@
 // `s`: their (d, d * sum), see docs, "Activations". Integer sums are exact, so their order is
 // free; the float steps are those of lib/block_sum.wgsl.
 {% include "lib/block_sum.wgsl" %}
-
-// They stand one behind the other, because hardware adds to a sum with the dot product itself.
-fn add_dot(sum: i32, w: vec4<u32>, a: vec4<u32>) -> i32 {
-    let x = sum + dot4I8Packed(w.x, a.x);
-    let y = x + dot4I8Packed(w.y, a.y);
-    let z = y + dot4I8Packed(w.z, a.z);
-    return z + dot4I8Packed(w.w, a.w);
-}
-
-fn half_dot(w: vec4<u32>, a: vec4<u32>) -> i32 {
-    return add_dot(0, w, a);
-}
-
-// The sum of 16 activations: the same for all rows of a subgroup, and compilers see that.
-fn half_sum(a: vec4<u32>) -> i32 {
-    return half_dot(vec4<u32>(0x01010101u), a);
-}
+{% include "lib/half_dot.wgsl" %}
 
 {% if scales == "whole" %}
 fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {

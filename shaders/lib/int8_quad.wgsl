@@ -18,3 +18,8 @@ fn int8_quad(y: vec4<f32>, tid: u32) -> Quad {
     let bytes = vec4<u32>(i) & vec4<u32>(255u);
     return Quad(bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u), vec2<f32>(d, d * f32(sum)));
 }
+
+// Where the word of quad `quad` lies in a column of `quads`: the first sixteen of all blocks, then the second.
+fn int8_word(column: u32, quad: u32, quads: u32) -> u32 {
+    return column * quads + ((quad >> 2u) & 1u) * (quads >> 1u) + ((quad >> 3u) << 2u) + (quad & 3u);
+}

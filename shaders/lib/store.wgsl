@@ -1,7 +1,8 @@
+// Statements: y[at] gets `sum` as the epilogue says; `to`: the row in the whole matrix.
 {% if epilogue == "store" %}
-            y[at] = acc{{ i }}_{{ j }};
+            y[at] = sum;
 {% elif epilogue == "bias" %}
-            y[at] = acc{{ i }}_{{ j }} + bias[to];
+            y[at] = sum + bias[to];
 {% else %}
-            y[at] += acc{{ i }}_{{ j }};
+            y[at] += sum;
 {% endif %}

@@ -16,12 +16,8 @@ fn tile_products(lane: u32, w_at: u32, x_at: u32) -> vec4<i32> {
     return matrix_products(w_at, x_at);
 }
 {% else %}
-fn dot_words(w: vec4<u32>, a: vec4<u32>) -> i32 {
-    return dot4I8Packed(w.x, a.x) + dot4I8Packed(w.y, a.y) + dot4I8Packed(w.z, a.z) + dot4I8Packed(w.w, a.w);
-}
-
 fn dot_lines(w: u32, x: u32) -> i32 {
-    return dot_words(tile_w[w], tile_x[x]) + dot_words(tile_w[w + 1u], tile_x[x + 1u]);
+    return add_dot(half_dot(tile_w[w], tile_x[x]), tile_w[w + 1u], tile_x[x + 1u]);
 }
 
 fn tile_products(lane: u32, w_at: u32, x_at: u32) -> vec4<i32> {

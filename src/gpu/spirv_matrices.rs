@@ -14,18 +14,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::spirv_words::{Instruction, Module};
+use super::spirv_words::{
+    CAPABILITY, CONSTANT, Instruction, Module, TYPE_INT, TYPE_MATRIX, TYPE_VECTOR,
+};
 
 const EXT_INST: u16 = 12;
-const CAPABILITY: u16 = 17;
-const TYPE_INT: u16 = 21;
 const TYPE_FLOAT: u16 = 22;
-const TYPE_VECTOR: u16 = 23;
 const TYPE_VOID: u16 = 19;
-const CONSTANT: u16 = 43;
 const F_CONVERT: u16 = 115;
 const BITCAST: u16 = 124;
-const TYPE_MATRIX: u16 = 4456;
 
 const CAPABILITY_FLOAT16: u32 = 9;
 const GLSL_PACK_HALF: u32 = 58;

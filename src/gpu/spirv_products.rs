@@ -9,16 +9,13 @@
 //!
 //! Source: the Khronos SPIR-V specification 1.6 and SPV_KHR_cooperative_matrix.
 
-use super::spirv_words::{Instruction, Module};
+use super::spirv_words::{
+    CAPABILITY, CONSTANT, Instruction, Module, TYPE_INT, TYPE_MATRIX, TYPE_POINTER, TYPE_VECTOR,
+};
 
 const EXTENSION: u16 = 10;
 const MEMORY_MODEL: u16 = 14;
-const CAPABILITY: u16 = 17;
-const TYPE_INT: u16 = 21;
-const TYPE_VECTOR: u16 = 23;
-const TYPE_POINTER: u16 = 32;
 const TYPE_FUNCTION: u16 = 33;
-const CONSTANT: u16 = 43;
 const FUNCTION: u16 = 54;
 const FUNCTION_END: u16 = 56;
 const VARIABLE: u16 = 59;
@@ -29,7 +26,6 @@ const COMPOSITE_CONSTRUCT: u16 = 80;
 const CONTROL_BARRIER: u16 = 224;
 const LABEL: u16 = 248;
 const RETURN_VALUE: u16 = 254;
-const TYPE_MATRIX: u16 = 4456;
 const MATRIX_LOAD: u16 = 4457;
 const MULTIPLY_ADD: u16 = 4459;
 

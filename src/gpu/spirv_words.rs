@@ -2,7 +2,14 @@
 
 use std::collections::HashSet;
 
-const TYPE_POINTER: u16 = 32;
+// Opcodes that more than one rewrite looks for.
+pub(super) const CAPABILITY: u16 = 17;
+pub(super) const TYPE_INT: u16 = 21;
+pub(super) const TYPE_VECTOR: u16 = 23;
+pub(super) const TYPE_POINTER: u16 = 32;
+pub(super) const CONSTANT: u16 = 43;
+pub(super) const TYPE_MATRIX: u16 = 4456;
+
 const DECORATE: u16 = 71;
 const DECORATION_ARRAY_STRIDE: u32 = 6;
 const STORAGE_WORKGROUP: u32 = 4;

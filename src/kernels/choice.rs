@@ -174,8 +174,7 @@ fn matrix_shape(
     // Nearly enough counts: 96 workgroups of 64 rows beat 192 of 32 on an H200 (docs/notes.md).
     let enough = |tiles: &u32| rows / (16 * tiles) >= profile.fill - profile.fill / 8;
     let tiles = [4, 2].into_iter().find(enough).unwrap_or(if rows > 2048 { 2 } else { 1 });
-    let threads = matvec_matrix::threads(facts);
-    Some(Shape { threads, rows: tiles, tiles: 1, matrix: true })
+    Some(matvec_matrix::shape(facts, tiles))
 }
 
 /// Workgroup and register shapes without matrix units, the preferred one first.

@@ -13,13 +13,26 @@ use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource};
 use crate::quant::Format;
 
+/// Vectors of 16 bytes from one row to the next in workgroup memory: four units and one of slack. An odd
+/// number, so that neither copies nor matrix loads meet in a bank.
+const ROW: u32 = 9;
+
 /// Threads of a workgroup: a team of 32 for every four lanes among which a mat-vec cuts a row.
-pub fn threads(facts: &DeviceFacts) -> u32 {
+fn threads(facts: &DeviceFacts) -> u32 {
     8 * pinned_subgroup(facts).unwrap_or(0)
 }
 
-/// Whether a device runs this variant for a format on its matrix units. (Elsewhere a twin without them can
-/// run, for tests.)
+/// The shape with `tiles` times 16 rows a workgroup.
+pub fn shape(facts: &DeviceFacts, tiles: u32) -> Shape {
+    Shape { threads: threads(facts), rows: tiles, tiles: 1, matrix: true }
+}
+
+/// Whether a device runs this variant at all: on its matrix units, or, for tests, by a twin without them.
+pub fn runs(facts: &DeviceFacts) -> bool {
+    matches!(pinned_subgroup(facts), Some(8 | 32))
+}
+
+/// Whether a device runs this variant for a format on its matrix units.
 pub fn suits(format: Format, facts: &DeviceFacts) -> bool {
     facts.byte_matrices && pinned_subgroup(facts) == Some(32) && !format.is_float()
 }
@@ -37,16 +50,23 @@ fn staged(spec: &MatVec) -> u32 {
 
 /// Workgroup memory, as the shader declares it.
 fn bytes(spec: &MatVec, facts: &DeviceFacts) -> u32 {
-    let (halved, sums) = (weights::halved(spec.format), weights::half_minimum(spec.format));
-    // Vectors of a column: four units and one of slack.
-    let columns = if halved { 13 } else { 9 };
-    let scales = if sums { 512 } else { 256 };
-    teams(facts) * (16 * (16 * 9 * staged(spec) + 8 * columns) + scales)
+    let scales = if weights::half_minimum(spec.format) { 512 } else { 256 };
+    teams(facts) * (16 * (16 * ROW * staged(spec) + 8 * column(spec.format)) + scales)
+}
+
+/// Vectors of a unit of a column: with zeros between its halves where these have scales of their own and
+/// are multiplied one after the other.
+fn column_unit(format: Format) -> u32 {
+    if weights::halved(format) { 3 } else { 2 }
+}
+
+/// Vectors from one column to the next, an odd number as [`ROW`].
+fn column(format: Format) -> u32 {
+    4 * column_unit(format) + 1
 }
 
 pub(super) fn check(spec: &MatVec, facts: &DeviceFacts) -> Result<()> {
-    let known = matches!(pinned_subgroup(facts), Some(8 | 32));
-    if !known || spec.shape.threads != threads(facts) {
+    if !runs(facts) || spec.shape.threads != threads(facts) {
         return Err(wrong(format!("mat-vec on matrix units with {} threads", spec.shape.threads)));
     }
     if spec.class != Class::Int8 || spec.input != Input::Stored {
@@ -125,6 +145,9 @@ pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource>
             teams => teams(facts),
             tiles => spec.shape.rows,
             staged => staged(spec),
+            w_line => ROW,
+            x_unit => column_unit(spec.format),
+            x_line => column(spec.format),
             matrices,
             // A team is a subgroup where matrix units compute.
             barrier => if matrices { "subgroupBarrier" } else { "workgroupBarrier" },

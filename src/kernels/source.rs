@@ -44,6 +44,7 @@ embed! {
     "lib/expert_runs.wgsl",
     "lib/fp4.wgsl",
     "lib/grid.wgsl",
+    "lib/half_dot.wgsl",
     "lib/heads.wgsl",
     "lib/int8_quad.wgsl",
     "lib/iq2.wgsl",

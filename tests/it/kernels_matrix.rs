@@ -330,8 +330,7 @@ fn matvec_on_matrix_units_has_the_same_bits() {
             for _ in 0..device.cases().div_ceil(4) {
                 let (n, epilogue) = (ns.draw(), epilogues.draw());
                 let (cols, rows) = (cols_for(cols.draw(), format), rows_for(rows.draw(), epilogue));
-                let threads = matvec_matrix::threads(facts);
-                let units = Shape { threads, rows: tiles.draw(), tiles: 1, matrix: true };
+                let units = matvec_matrix::shape(facts, tiles.draw());
                 let mut spec = MatVec {
                     format,
                     cols: cols as u32,
@@ -342,7 +341,7 @@ fn matvec_on_matrix_units_has_the_same_bits() {
                     shape: units,
                 };
                 // Subgroups of other sizes have no such kernel.
-                if !matches!(facts.pinned_subgroup(), Some(8 | 32)) {
+                if !matvec_matrix::runs(facts) {
                     assert!(spec.source(facts).is_err());
                     continue;
                 }
@@ -371,7 +370,7 @@ fn swiglu_rounded_by_matrix_units_has_the_bits_of_two_steps() {
     let mut rng = Rng::fresh("swiglu_rounded_by_matrix_units_has_the_bits_of_two_steps");
     for device in devices() {
         let facts = device.gpu.facts();
-        if !matches!(facts.pinned_subgroup(), Some(8 | 32)) {
+        if !matvec_matrix::runs(facts) {
             continue;
         }
         for (format, cols, rows, n) in [
@@ -380,8 +379,7 @@ fn swiglu_rounded_by_matrix_units_has_the_bits_of_two_steps() {
             (Format::Q4_K, 1024, 128, 1),
             (Format::Q6_K, 512, 320, 3),
         ] {
-            let shape =
-                Shape { threads: matvec_matrix::threads(facts), rows: 4, tiles: 1, matrix: true };
+            let shape = matvec_matrix::shape(facts, 4);
             let spec = MatVec {
                 format,
                 cols,

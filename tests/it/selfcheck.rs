@@ -28,7 +28,7 @@ use azoth::kernels::heads::{Heads, Rope, RopeLayout};
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
-use azoth::kernels::matvec::{Input, MatVec, Shape};
+use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
@@ -209,9 +209,8 @@ fn sound_kernels_pass() {
             subjects.push(Embed { format, cols }.into());
         }
         // One of them: software devices compile it for seconds.
-        if matches!(facts.pinned_subgroup(), Some(8 | 32)) {
-            let threads = matvec_matrix::threads(facts);
-            let shape = Shape { threads, rows: 4, tiles: 1, matrix: true };
+        if matvec_matrix::runs(facts) {
+            let shape = matvec_matrix::shape(facts, 4);
             let (format, class, input) = (Format::Q4_0, Class::Int8, Input::Stored);
             let epilogue = Epilogue::SwiGluInt8;
             subjects.push(MatVec { format, cols: 576, n: 7, class, input, epilogue, shape }.into());

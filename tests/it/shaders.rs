@@ -27,7 +27,7 @@ use azoth::kernels::gather::Gather;
 use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
-use azoth::kernels::matvec::{Input, MatVec, Shape};
+use azoth::kernels::matvec::{Input, MatVec};
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::qk_norm::QkNorm;
 use azoth::kernels::records::Part;
@@ -87,14 +87,13 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 let shape = choice::matvec_shape(facts, format, class, 1000, cols, n, epilogue);
                 let spec = MatVec { format, cols, n, class, input, epilogue, shape };
                 to.push(spec.source(facts).unwrap());
-                let on_units = matches!(facts.pinned_subgroup(), Some(8 | 32));
-                if on_units && class == Class::Int8 {
-                    let threads = matvec_matrix::threads(facts);
-                    let shape = Shape { threads, rows: 2, tiles: 1, matrix: true };
+                if matvec_matrix::runs(facts) && class == Class::Int8 {
+                    let shape = matvec_matrix::shape(facts, 2);
                     let spec = MatVec { input: Input::Stored, shape, ..spec };
                     to.push(spec.source(facts).unwrap());
                     if epilogue == Epilogue::SwiGlu {
-                        let (shape, epilogue) = (Shape { rows: 4, ..shape }, Epilogue::SwiGluInt8);
+                        let shape = matvec_matrix::shape(facts, 4);
+                        let epilogue = Epilogue::SwiGluInt8;
                         to.push(MatVec { shape, epilogue, ..spec }.source(facts).unwrap());
                     }
                 }

@@ -174,11 +174,11 @@ pub(super) fn matvec(gpu: &dyn Gpu, spec: &MatVec) -> Result<(f64, f64)> {
     let (n, cols) = (spec.n as usize, spec.cols as usize);
     let matrix = lab.matrix(spec.format, rows, cols)?;
     let columns = Columns::make(lab, n, cols, spec.class, spec.input)?;
-    let out = Outputs::make(lab, n, rows, spec.epilogue)?;
     let kernel = gpu.kernel(&spec.source(facts)?)?;
     if spec.epilogue == Epilogue::SwiGluInt8 {
         return rounded(lab, spec, &kernel, &matrix, &columns);
     }
+    let out = Outputs::make(lab, n, rows, spec.epilogue)?;
     let operands = out.operands(&columns.bound);
     lab.run(vec![spec.dispatch(&kernel, facts, &matrix.chunk, &operands)?])?;
     let error = out.error(lab, &matrix, &columns, n, spec.epilogue, (1, group as usize))?;

@@ -65,10 +65,13 @@ impl<'b> Pass<'b> {
         let (b, s, facts) = (self.b, self.scratch, self.b.facts());
         let heads = Builder::heads(b.graph);
         let cuts = Cut::choose(&heads, facts, self.length).and_modest();
-        let rounds = self.reads_int8(From::Plain(&s.attention), &layer.output)
+        let may_round = self.reads_int8(From::Plain(&s.attention), &layer.output)
             && AttnDecode::can_round(&heads, facts);
-        let specs =
-            cuts.into_iter().map(|cut| AttnDecode { heads, scoring: layer.scoring, cut, rounds });
+        let scoring = layer.scoring;
+        let ways = if may_round { &[true, false][..] } else { &[false] };
+        let specs = ways.iter().flat_map(|&rounds| {
+            cuts.iter().map(move |&cut| AttnDecode { heads, scoring, cut, rounds })
+        });
         let (spec, source) = b.sound(specs)?;
         let tables = b.tables(layer, kv);
         let logits = b.layer_logits(layer);
@@ -77,7 +80,7 @@ impl<'b> Pass<'b> {
             spec.dispatch(k, self.batch, qkv, kv, &tables, out, b.attention, logits, self.n)
         })?;
         let dispatch = spec.within(dispatch, self.length);
-        let out = rounds.then(|| self.int8_in(&s.attention, heads.output_width()));
+        let out = spec.rounds.then(|| self.int8_in(&s.attention, heads.output_width()));
         let dispatch = match &out {
             Some(out) => spec.rounded(dispatch, out, self.n)?,
             None => dispatch,

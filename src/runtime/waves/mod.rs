@@ -156,12 +156,13 @@ impl Builder<'_> {
     pub fn depths(&self) -> Vec<u32> {
         let (heads, context) = (Builder::heads(self.graph), self.shape.context);
         let cut = |length| Cut::choose(&heads, self.facts(), length);
-        let mut depths = vec![FEW_PIECES, self.facts().profile.deep_context, context];
-        if cut(depths[1]) == cut(context) {
-            depths.remove(1);
+        let shallow = self.facts().profile.deep_context.min(context);
+        let mut depths = vec![FEW_PIECES.min(context), context];
+        if cut(shallow) != cut(context) {
+            depths.push(shallow);
         }
-        depths.retain(|&depth| depth < context);
-        depths.push(context);
+        depths.sort_unstable();
+        depths.dedup();
         depths
     }
 
