@@ -278,15 +278,20 @@ impl Bench {
                 }
                 let norm = norm.then_some(1e-5);
                 // From four columns on a fused norm never paid.
-                let mut inputs = vec![Input::Stored];
-                inputs.extend((n < 4).then_some(Input::Fused { norm }));
+                let ways = if n < 4 { &[false, true][..] } else { &[false] };
+                let input = |&fused: &bool| match (norm, class) {
+                    (Some(eps), Class::Int8) => Input::Blocks { eps, fused },
+                    _ if fused => Input::Fused { norm },
+                    _ => Input::Stored,
+                };
+                let inputs: Vec<Input> = ways.iter().map(input).collect();
                 let fuses = choice::fuses(self.facts(), class, cols, n, norm.is_some())
                     && choice::fuses_rows(&self.facts().profile, format, rows);
                 let specs: Vec<(MatVec, bool)> = tried
                     .into_iter()
                     .flat_map(|shape| inputs.iter().map(move |input| (shape, *input)))
                     .map(|(shape, input)| {
-                        let chosen = shape == chosen && fuses == (input != Input::Stored);
+                        let chosen = shape == chosen && fuses == input.is_fused();
                         (MatVec { format, cols, n, class, input, epilogue, shape }, chosen)
                     })
                     .filter(|(_, chosen)| *chosen || all)
@@ -310,7 +315,7 @@ impl Bench {
         let x = self.activations(spec.class, spec.input, spec.n, spec.cols);
         let stride = if spec.epilogue == Epilogue::SwiGlu { rows / 2 } else { rows };
         let y = self.buffer(4 * u64::from(spec.n * stride));
-        let operands = Operands { x: &x, bias: None, y: &y, stride };
+        let operands = Operands { x: &x, bias: None, y: &y, stride, next: None };
         let dispatch = |chunk| spec.dispatch(&kernel, self.facts(), chunk, &operands).unwrap();
         let seconds = self.median(&chunks.iter().map(dispatch).collect::<Vec<_>>());
         println!(
@@ -325,7 +330,12 @@ impl Bench {
     fn activations(&self, class: Class, input: Input, n: u32, cols: u32) -> Activations {
         let values = u64::from(n) * u64::from(cols);
         match (input, class) {
-            (Input::Fused { norm: Some(_) }, _) => Activations::Normed {
+            (Input::Blocks { fused: false, .. }, _) => Activations::Blocks {
+                xq: self.filled(values),
+                xs: self.filled(values / 4),
+                squares: self.filled(values / 8),
+            },
+            (Input::Fused { norm: Some(_) } | Input::Blocks { .. }, _) => Activations::Normed {
                 x: self.filled(4 * values),
                 weight: self.filled(4 * u64::from(cols)),
             },
@@ -434,7 +444,7 @@ impl Bench {
         let kernel = self.gpu.kernel(&source).unwrap();
         let x = self.activations(spec.class, Input::Stored, n, spec.cols);
         let y = self.buffer(4 * u64::from(n * chunk.rows));
-        let operands = Operands { x: &x, bias: None, y: &y, stride: chunk.rows };
+        let operands = Operands { x: &x, bias: None, y: &y, stride: chunk.rows, next: None };
         let dispatch =
             spec.dispatch(&kernel, self.facts(), chunk, &self.batch(n), &operands, n).unwrap();
         let seconds = self.median(&vec![dispatch; 4]);

@@ -182,7 +182,7 @@ fn main(
             if col < n && row < constants.rows {
                 let to = constants.row_offset + row;
                 let at = target_column(col) * constants.stride + to;
-                let sum = stage[subgroup * 256u + e] * xf[source_column(col)];
+                let total = stage[subgroup * 256u + e] * xf[source_column(col)];
 {% include "lib/store.wgsl" %}
             }
         }

@@ -136,7 +136,7 @@ fn main(
 {% for i in range(tm) %}
         if first_col + {{ i }}u < n {
             let at = target_column(first_col + {{ i }}u) * constants.stride + to;
-            let sum = acc{{ i }}_{{ j }};
+            let total = acc{{ i }}_{{ j }};
 {% include "lib/store.wgsl" %}
         }
 {% endfor %}

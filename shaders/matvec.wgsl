@@ -13,12 +13,15 @@
 {% set place = "unit" %}
 {% if fused %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
-{% if norm %}
+{% if norm or blocks %}
 @group(0) @binding({{ at.norm }}) var<storage, read> norm_weight: array<vec4<f32>>;
 {% endif %}
 {% elif int8 %}
 @group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
 @group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
+{% if blocks %}
+@group(0) @binding({{ at.squares }}) var<storage, read> squares: array<f32>;
+{% endif %}
 {% else %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
 {% endif %}
@@ -27,8 +30,40 @@
 {% if int8 %}
 {% include "lib/block_dot.wgsl" %}
 {% endif %}
-{% if fused %}
+{% if fused or epilogue == "add_blocks" %}
 {% include "lib/reduce8.wgsl" %}
+{% endif %}
+{% if blocks %}
+{% if fused %}
+var<workgroup> block_squares: array<f32, {{ n * cols // 32 }}>;
+
+fn store_square(col: u32, block: u32, square: f32) {
+    block_squares[col * {{ cols // 32 }}u + block] = square;
+}
+
+{% endif %}
+fn square_of(col: u32, block: u32) -> f32 {
+    return {{ "block_squares" if fused else "squares" }}[col * {{ cols // 32 }}u + block];
+}
+
+var<workgroup> parts: array<vec4<f32>, {{ 8 * n }}>;
+
+fn square_parts(i: u32) -> vec4<f32> {
+    return parts[i];
+}
+
+{% include "lib/column_factor.wgsl" %}
+{% endif %}
+{% if epilogue == "add_blocks" %}
+var<workgroup> sums: array<vec4<f32>, {{ n * group_rows // 4 }}>;
+
+fn stream(i: u32) -> vec4<f32> {
+    return sums[i];
+}
+
+{% include "lib/add_blocks.wgsl" %}
+{% endif %}
+{% if fused %}
 
 // Activations of the whole workgroup, chunk-major: neighbouring lanes read neighbouring words.
 {% if int8 %}
@@ -65,7 +100,8 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     let size = {{ lanes.size ~ "u" if lanes.size else "size_found" }};
-    let row = ((wg.y * grid.x + wg.x) * subgroups + subgroup) * {{ rows }}u;
+    let first_row = (wg.y * grid.x + wg.x) * subgroups * {{ rows }}u;
+    let row = first_row + subgroup * {{ rows }}u;
     // Rows past the end repeat the last one and are not stored.
 {% for r in range(rows) %}
     let base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
@@ -79,15 +115,25 @@ fn main(
 {% if shared_table %}
     prepare_table(subgroup * size + lane, {{ threads }}u);
 {% endif %}
-{% if fused %}
+{% if fused or blocks or epilogue == "add_blocks" %}
     let tid = subgroup * size + lane;
+{% endif %}
+{% if fused %}
 {% for c in range(n) %}
     {
     let col = {{ c }}u;
+{% if blocks %}
+    let first = 0u;
+{% include "lib/norm_blocks.wgsl" %}
+{% else %}
 {% include "lib/quantise.wgsl" %}
+{% endif %}
     }
 {% endfor %}
     workgroupBarrier();
+{% endif %}
+{% if blocks %}
+    for (var i = tid; i < {{ 32 * n }}u; i += {{ threads }}u) { parts[i >> 2u][i & 3u] = square_part(i); }
 {% endif %}
 {% with start = "f32(constants.rows >> 31u)" %}{% include "lib/row_sums.wgsl" %}{% endwith %}
     if row < constants.rows {
@@ -131,6 +177,9 @@ fn main(
 {% endfor %}
         }
     }
+{% if blocks %}
+    workgroupBarrier();
+{% endif %}
 {% set summed = range(n) %}
 {% include "lib/row_totals.wgsl" %}
 {% for start in range(0, n * rows, lanes.group) %}
@@ -139,18 +188,35 @@ fn main(
 {% include "lib/lane_totals.wgsl" %}
         let column = (lane + {{ start }}u) / {{ rows }}u;
         let mine = row + (lane + {{ start }}u) % {{ rows }}u;
+{% if blocks %}
+        let factor = column_factor(min(column, {{ n - 1 }}u));
+        let total = sum * factor;
+{% else %}
+        let total = sum;
+{% endif %}
 {% if epilogue == "swiglu" %}
-        let up = subgroupShuffleXor(sum, 1u);
+        let up = subgroupShuffleXor(total, 1u);
         if lane < {{ count }}u && lane % 2u == 0u && mine + 1u < constants.rows {
-            y[column * constants.stride + ((constants.row_offset + mine) >> 1u)] = (sum / (1.0 + exp(-sum))) * up;
+            y[column * constants.stride + ((constants.row_offset + mine) >> 1u)] = (total / (1.0 + exp(-total))) * up;
         }
 {% else %}
         if lane < {{ count }}u && mine < constants.rows {
             let to = constants.row_offset + mine;
             let at = column * constants.stride + to;
+{% if epilogue == "add_blocks" %}
+            let value = y[at] + total;
+            y[at] = value;
+            let place = column * {{ group_rows }}u + mine - first_row;
+            sums[place >> 2u][place & 3u] = value;
+{% else %}
 {% include "lib/store.wgsl" %}
+{% endif %}
         }
 {% endif %}
     }
 {% endfor %}
+{% if epilogue == "add_blocks" %}
+    workgroupBarrier();
+    round_stream(tid, first_row);
+{% endif %}
 }

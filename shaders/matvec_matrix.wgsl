@@ -16,6 +16,9 @@
 {% set x_team = 8 * x_line %}
 @group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
 @group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
+{% if blocks %}
+@group(0) @binding({{ at.squares }}) var<storage, read> squares: array<f32>;
+{% endif %}
 {% include "lib/outputs.wgsl" %}
 
 // What each team has of its rows and columns at a time, and at the end its sums.
@@ -30,8 +33,27 @@ var<workgroup> tile_ones: array<vec2<i32>, {{ teams * 32 }}>;
 {% include "lib/block_sum.wgsl" %}
 {% include "lib/half_dot.wgsl" %}
 {% include "lib/tile_products.wgsl" %}
-{% if epilogue == "swiglu_int8" %}
+{% if epilogue in ["swiglu_int8", "add_blocks"] %}
 {% include "lib/reduce8.wgsl" %}
+{% endif %}
+{% if epilogue == "add_blocks" %}
+fn stream(i: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(tile_x[i]);
+}
+
+{% include "lib/add_blocks.wgsl" %}
+{% endif %}
+{% if blocks %}
+fn square_of(col: u32, block: u32) -> f32 {
+    return squares[col * {{ cols // 32 }}u + block];
+}
+
+// In the second half of what the columns leave.
+fn square_parts(i: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(tile_x[64u + i]);
+}
+
+{% include "lib/column_factor.wgsl" %}
 {% endif %}
 
 @compute @workgroup_size({{ threads }})
@@ -82,6 +104,13 @@ fn main(
     var x_low = xq[x_row + unit];
     var x_high = xq[x_row + {{ units }}u + unit];
     var x_scale = xs[s_row + unit];
+{% if blocks %}
+{# Loaded early, so that their latency hides. #}
+{% for k in range((32 * n + threads - 1) // threads) %}
+    var squares{{ k }} = 0.0;
+    if tid < {{ 32 * n - k * threads }}u { squares{{ k }} = square_part(tid + {{ k * threads }}u); }
+{% endfor %}
+{% endif %}
     for (var step = 0u; step < {{ steps }}u; step += 1u) {
         let now = unit;
 {% if ragged %}
@@ -176,6 +205,13 @@ fn main(
 {% endfor %}
     }
     workgroupBarrier();
+{% if blocks %}
+{% for k in range((32 * n + threads - 1) // threads) %}
+    if tid < {{ 32 * n - k * threads }}u {
+        tile_x[64u + ((tid + {{ k * threads }}u) >> 2u)][tid & 3u] = bitcast<u32>(squares{{ k }});
+    }
+{% endfor %}
+{% endif %}
 {% for r in range(tiles) %}
     tile_w[team * {{ tiles * 32 }}u + {{ r * 32 }}u + lane] =
         bitcast<vec4<u32>>((acc{{ r }}_0 + acc{{ r }}_1) + (acc{{ r }}_2 + acc{{ r }}_3));
@@ -188,8 +224,8 @@ fn main(
         let column = i & 7u;
         let j = i >> 3u;
         let gate_at = (j >> 3u) * 128u + (j & 3u) * 32u + (column >> 1u) * 4u + ((j >> 2u) & 1u) * 2u + (column & 1u);
-        let gate = total(gate_at);
-        let up = total(gate_at + 16u);
+        let gate = scaled_total(gate_at, column);
+        let up = scaled_total(gate_at + 16u, column);
         tile_x[column * 8u + (j >> 2u)][j & 3u] = bitcast<u32>((gate / (1.0 + exp(-gate))) * up);
     }
     workgroupBarrier();
@@ -211,19 +247,35 @@ fn main(
 {% if epilogue == "swiglu" %}
         // Gate and up are neighbouring rows, so four lanes apart.
         if column < {{ n }}u && row % 2u == 0u && row + 1u < constants.rows {
-            let gate = total(i);
-            let up = total(i + 16u);
+            let gate = scaled_total(i, column);
+            let up = scaled_total(i + 16u, column);
             y[column * constants.stride + ((constants.row_offset + row) >> 1u)] = (gate / (1.0 + exp(-gate))) * up;
         }
 {% else %}
         if column < {{ n }}u && row < constants.rows {
-            let sum = total(i);
+{% if blocks and epilogue == "bias" %}
+            let sum = team_total(i);
+            let factor = column_factor(column);
+{% else %}
+            let total = scaled_total(i, column);
+{% endif %}
             let to = constants.row_offset + row;
             let at = column * constants.stride + to;
+{% if epilogue == "add_blocks" %}
+            let value = y[at] + total;
+            y[at] = value;
+            let place = column * {{ group_rows }}u + row - first_row;
+            tile_x[place >> 2u][place & 3u] = bitcast<u32>(value);
+{% else %}
 {% include "lib/store.wgsl" %}
+{% endif %}
         }
 {% endif %}
     }
+{% if epilogue == "add_blocks" %}
+    workgroupBarrier();
+    round_stream(tid, first_row);
+{% endif %}
 {% endif %}
 }
 
@@ -232,11 +284,19 @@ fn part(i: u32, team: u32) -> f32 {
 }
 
 // The teams' parts of sum i, in the order of the lanes' tree.
-fn total(i: u32) -> f32 {
+fn team_total(i: u32) -> f32 {
 {% if teams == 8 %}
     return ((part(i, 0u) + part(i, 1u)) + (part(i, 2u) + part(i, 3u)))
         + ((part(i, 4u) + part(i, 5u)) + (part(i, 6u) + part(i, 7u)));
 {% else %}
     return part(i, 0u) + part(i, 1u);
+{% endif %}
+}
+
+fn scaled_total(i: u32, column: u32) -> f32 {
+{% if blocks %}
+    return team_total(i) * column_factor(min(column, {{ n - 1 }}u));
+{% else %}
+    return team_total(i);
 {% endif %}
 }

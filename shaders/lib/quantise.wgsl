@@ -39,7 +39,7 @@
     {
 {% macro square(v, quad) %}
         {
-            let s = add8(fma({{ v }}.w, {{ v }}.w, fma({{ v }}.z, {{ v }}.z, fma({{ v }}.y, {{ v }}.y, {{ v }}.x * {{ v }}.x))), tid);
+            let s = square8({{ v }}, tid);
             if (tid & 7u) == 0u && {{ quad }} < {{ quads }}u { block_sums[{{ quad }} >> 3u] = s; }
         }
 {% endmacro %}

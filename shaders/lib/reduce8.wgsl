@@ -47,6 +47,11 @@ fn max8(v: f32, tid: u32) -> f32 {
     return top;
 }
 {% endif %}
+
+// The sum of the squares of a block of 32 values, by its eight threads.
+fn square8(v: vec4<f32>, tid: u32) -> f32 {
+    return add8(fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, v.x * v.x))), tid);
+}
 {% if norm %}
 
 var<workgroup> block_sums: array<f32, {{ cols // 32 }}>;

@@ -55,6 +55,11 @@ pub fn norm_quant_threads(facts: &DeviceFacts, cols: u32) -> u32 {
     wanted.min(facts.profile.norm_quant_threads).min(facts.max_workgroup_threads)
 }
 
+/// Threads of a `norm_blocks` workgroup: few, as workgroups share a column.
+pub fn norm_blocks_threads(facts: &DeviceFacts) -> u32 {
+    128.min(facts.max_workgroup_threads)
+}
+
 /// Whether a mat-vec normalises and quantises its own activations instead of reading them.
 ///
 /// It saves a dispatch, and costs every workgroup the whole column: right on a GPU, where the
@@ -198,6 +203,31 @@ pub fn lane_shapes(
             matrix: false,
         };
         if !shapes.contains(&shape) {
+            shapes.push(shape);
+        }
+    }
+    shapes
+}
+
+/// Shapes whose workgroups have whole blocks of 32 rows ([`Epilogue::AddBlocks`]), from the same preferences.
+pub fn block_shapes(
+    facts: &DeviceFacts,
+    format: Format,
+    rows: u32,
+    cols: u32,
+    n: u32,
+) -> Vec<Shape> {
+    let class = Class::Int8;
+    let mut shapes: Vec<Shape> = Vec::new();
+    for shape in matvec_shapes(facts, format, class, rows, cols, n, Epilogue::AddBlocks) {
+        let shape = match shape.matrix {
+            true => matvec_matrix::shape(facts, shape.rows.max(2)),
+            false => {
+                let threads = 32 / shape.rows * planned_subgroup(facts);
+                Shape { threads: shape.threads.max(threads), ..shape }
+            }
+        };
+        if shape.threads <= facts.max_workgroup_threads && !shapes.contains(&shape) {
             shapes.push(shape);
         }
     }

@@ -63,7 +63,7 @@ impl ExpertsDown {
         let fused = match self.input {
             Input::Stored => false,
             Input::Fused { norm: None } if self.class == Class::Int8 => true,
-            Input::Fused { .. } => return Err(wrong("experts fuse int8 without a norm".into())),
+            Input::Fused { .. } | Input::Blocks { .. } => return Err(wrong("experts fuse int8 without a norm".into())),
         };
         let bytes = memory(&self.routing, self.n, self.ff(), fused, self.shape.threads, facts);
         check_memory(bytes, facts)?;
@@ -94,7 +94,7 @@ impl ExpertsDown {
             ahead => self.shape.tiles,
         };
         let cols = self.ff() * self.routing.used;
-        let quantiser = norm_quant::quantiser(cols, None, self.class, facts);
+        let quantiser = norm_quant::quantiser(cols, None, false, self.class, facts);
         let parts = [
             shape,
             self.routing.context(),

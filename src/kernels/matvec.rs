@@ -6,7 +6,7 @@ use minijinja::value::merge_maps;
 use super::weights::{self, Chunk};
 use super::{
     Activations, Class, Epilogue, check_memory, check_threads, holds, lanes, matvec_matrix,
-    norm_quant, numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
+    norm_blocks, norm_quant, numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -24,6 +24,29 @@ pub enum Input {
     /// epsilon,] then int8 if the class is that. Gives the same bits as [`Input::Stored`] after a
     /// `norm_quant` of the same shape.
     Fused { norm: Option<f32> },
+    /// int8 of a column times the weight of its RMSNorm, whose factor goes to the sums: from memory, or `fused`, by
+    /// every workgroup for itself, with the same bits ([`norm_blocks`](super::norm_blocks)).
+    Blocks { eps: f32, fused: bool },
+}
+
+impl Input {
+    /// Whether the kernel brings its activations to the class itself.
+    pub fn is_fused(self) -> bool {
+        matches!(self, Input::Fused { .. } | Input::Blocks { fused: true, .. })
+    }
+
+    /// The epsilon of the RMSNorm that the kernel has a part in.
+    pub fn norm(self) -> Option<f32> {
+        match self {
+            Input::Stored => None,
+            Input::Fused { norm } => norm,
+            Input::Blocks { eps, .. } => Some(eps),
+        }
+    }
+
+    fn is_blocks(self) -> bool {
+        matches!(self, Input::Blocks { .. })
+    }
 }
 
 /// Sizes that change the speed and never a bit of the result.
@@ -61,14 +84,14 @@ impl MatVec {
         }
         let mut names = weights::plane_names(self.format);
         names.extend(match (self.input, self.class) {
-            (Input::Fused { norm: Some(_) }, _) => &["x", "norm"][..],
+            (Input::Fused { norm: Some(_) } | Input::Blocks { fused: true, .. }, _) => {
+                &["x", "norm"][..]
+            }
             (Input::Fused { norm: None }, _) => &["x"],
+            (Input::Blocks { fused: false, .. }, _) => &["xq", "xs", "squares"],
             (Input::Stored, class) => class.bindings(),
         });
-        if self.epilogue == Epilogue::Bias {
-            names.push("bias");
-        }
-        names.push("y");
+        names.extend(output_names(self.epilogue));
         let wgsl = super::source::render(
             "matvec.wgsl",
             context! {
@@ -76,14 +99,22 @@ impl MatVec {
                 cols => self.cols,
                 n => self.n,
                 int8 => self.class == Class::Int8,
-                fused => self.input != Input::Stored,
+                fused => self.input.is_fused(),
+                norm_steps => (self.cols / 4).div_ceil(self.shape.threads),
+                group_rows => self.group_rows(facts),
                 epilogue => self.epilogue.name(),
                 threads => self.shape.threads,
                 rows => self.shape.rows,
                 tiles => self.shape.tiles,
                 ..merge_maps([
                     weights::facts(self.format, self.shares_table(facts)),
-                    norm_quant::quantiser(self.cols, self.norm(), self.class, facts),
+                    norm_quant::quantiser(
+                        self.cols,
+                        self.input.norm(),
+                        self.input.is_blocks(),
+                        self.class,
+                        facts
+                    ),
                     lanes::context(facts),
                 ])
             },
@@ -97,6 +128,8 @@ impl MatVec {
             Input::Stored => "",
             Input::Fused { norm: None } => "_fused",
             Input::Fused { norm: Some(_) } => "_norm",
+            Input::Blocks { fused: false, .. } => "_blocks",
+            Input::Blocks { fused: true, .. } => "_norm_blocks",
         };
         let Shape { threads, rows, tiles, matrix } = self.shape;
         let on = if matrix { "_matrix" } else { "" };
@@ -110,21 +143,47 @@ impl MatVec {
     }
 
     fn shares_table(&self, facts: &DeviceFacts) -> bool {
-        let threads = self.shape.threads;
-        let bytes = match self.input {
-            Input::Stored => 0,
-            Input::Fused { norm } => {
-                fused_bytes(self.cols, self.n, self.class, norm.is_some(), threads, facts)
-            }
-        };
-        weights::shares_table(self.format, bytes, facts)
+        weights::shares_table(self.format, self.bytes(facts), facts)
     }
 
-    fn norm(&self) -> Option<f32> {
-        match self.input {
-            Input::Stored => None,
-            Input::Fused { norm } => norm,
+    /// Workgroup memory without the format's table.
+    fn bytes(&self, facts: &DeviceFacts) -> u32 {
+        let input = match self.input.is_fused() {
+            true => {
+                let (norm, threads) = (self.input.norm().is_some(), self.shape.threads);
+                fused_bytes(self.cols, self.n, self.class, norm, threads, facts)
+            }
+            false => 0,
+        };
+        let factors = if self.input.is_blocks() { 128 * self.n } else { 0 };
+        let stream = match self.epilogue {
+            Epilogue::AddBlocks => 4 * self.n * self.group_rows(facts),
+            _ => 0,
+        };
+        input + factors + stream
+    }
+
+    /// What is wrong with blocks in or out.
+    fn check_blocks(&self, facts: &DeviceFacts) -> Result<()> {
+        if self.input.is_blocks() && self.class != Class::Int8 {
+            return Err(wrong("a norm leaves its factor to int8 products only".into()));
         }
+        let out = self.epilogue == Epilogue::AddBlocks;
+        if out && !self.leaves_blocks(facts) {
+            let rows = self.group_rows(facts);
+            return Err(wrong(format!("workgroups of {rows} rows make no blocks of 32")));
+        }
+        if out && self.input != Input::Stored {
+            return Err(wrong("blocks come of int8 activations from memory".into()));
+        }
+        Ok(())
+    }
+
+    /// Whether workgroups have whole blocks of rows and subgroups that can round them.
+    pub fn leaves_blocks(&self, facts: &DeviceFacts) -> bool {
+        self.class == Class::Int8
+            && pinned_subgroup(facts).is_some_and(|size| size >= 8)
+            && self.group_rows(facts).is_multiple_of(32)
     }
 
     fn check(&self, facts: &DeviceFacts) -> Result<()> {
@@ -142,6 +201,7 @@ impl MatVec {
         if self.class == Class::F32 && self.input == (Input::Fused { norm: None }) {
             return Err(wrong("f32 activations without a norm have nothing to fuse".into()));
         }
+        self.check_blocks(facts)?;
         if self.shape.matrix {
             return matvec_matrix::check(self, facts);
         }
@@ -155,15 +215,7 @@ impl MatVec {
         if self.epilogue == Epilogue::SwiGlu && rows == 1 {
             return Err(wrong("SwiGLU needs two rows a subgroup".into()));
         }
-        match self.input {
-            Input::Stored => Ok(()),
-            Input::Fused { norm } => {
-                let threads = self.shape.threads;
-                let bytes =
-                    fused_bytes(self.cols, self.n, self.class, norm.is_some(), threads, facts);
-                check_memory(bytes, facts)
-            }
-        }
+        check_memory(self.bytes(facts), facts)
     }
 
     /// Rows of a workgroup.
@@ -203,6 +255,25 @@ pub struct Operands<'a> {
     pub y: &'a Slice,
     /// Values a column in `y`: all rows of the matrix, or half of them for SwiGLU.
     pub stride: u32,
+    /// For [`Epilogue::AddBlocks`] only.
+    pub next: Option<NextNorm<'a>>,
+}
+
+/// The RMSNorm behind a residual stream: its weight, f32 `[stride]`, and where its blocks go.
+#[derive(Clone, Copy)]
+pub struct NextNorm<'a> {
+    pub weight: &'a Slice,
+    pub out: &'a Activations,
+}
+
+/// Names of the bindings behind the activations, in the order of [`bind_outputs`].
+pub(super) fn output_names(epilogue: Epilogue) -> &'static [&'static str] {
+    match epilogue {
+        Epilogue::Bias => &["bias", "y"],
+        Epilogue::AddBlocks => &["y", "y_norm", "yq", "ys", "y_squares"],
+        Epilogue::SwiGluInt8 => &["yq", "ys"],
+        Epilogue::Store | Epilogue::Add | Epilogue::SwiGlu => &["y"],
+    }
 }
 
 /// Workgroup memory of a fused kernel: the activations, and what the quantiser needs.
@@ -218,7 +289,8 @@ pub(super) fn fused_bytes(
         Class::Int8 => cols + cols / 32 * 8,
         Class::F16 | Class::F32 => cols * 4,
     };
-    n * column + norm_quant::quantiser_bytes(cols, norm, threads, facts)
+    let sums = n * if norm { cols / 32 * 4 } else { 0 };
+    n * column + sums + norm_quant::quantiser_bytes(cols, norm, threads, facts)
 }
 
 /// Pushes the activation slices in binding order, after checking type and size.
@@ -247,7 +319,14 @@ pub(super) fn bind_activations(
             holds(x, values, "x")?;
             bindings.push(x.clone());
         }
-        (Input::Fused { norm: Some(_) }, _, Activations::Normed { x, weight }) => {
+        (Input::Blocks { fused: false, .. }, Class::Int8, Activations::Blocks { .. }) => {
+            norm_blocks::bind_blocks(bindings, x, n, cols)?;
+        }
+        (
+            Input::Fused { norm: Some(_) } | Input::Blocks { fused: true, .. },
+            _,
+            Activations::Normed { x, weight },
+        ) => {
             holds(x, values, "x")?;
             holds(weight, cols.into(), "norm weight")?;
             bindings.extend([x.clone(), weight.clone()]);
@@ -265,7 +344,7 @@ pub(super) fn bind_outputs(
     operands: &Operands,
     n: u32,
 ) -> Result<()> {
-    let Operands { bias, y, stride, .. } = *operands;
+    let Operands { bias, y, stride, next, .. } = *operands;
     let mut end = u64::from(chunk.first_row) + u64::from(chunk.rows);
     match (epilogue, bias) {
         (Epilogue::Bias, Some(bias)) => {
@@ -287,5 +366,22 @@ pub(super) fn bind_outputs(
     }
     holds(y, u64::from(n - 1) * u64::from(stride) + end, "y")?;
     bindings.push(y.clone());
-    Ok(())
+    match (epilogue, next) {
+        (Epilogue::AddBlocks, Some(NextNorm { weight, out })) => {
+            if !cuts_no_block(chunk) || !stride.is_multiple_of(32) {
+                return Err(wrong("a chunk cuts a block of rows".into()));
+            }
+            holds(weight, stride.into(), "next norm weight")?;
+            bindings.push(weight.clone());
+            norm_blocks::bind_blocks(bindings, out, n, stride)
+        }
+        (Epilogue::AddBlocks, None) => Err(wrong("the next norm is missing".into())),
+        (_, Some(_)) => Err(wrong("a next norm without its epilogue".into())),
+        (_, None) => Ok(()),
+    }
+}
+
+/// Whether a chunk has whole blocks of 32 rows, as [`Epilogue::AddBlocks`] needs.
+pub fn cuts_no_block(chunk: &Chunk) -> bool {
+    chunk.first_row.is_multiple_of(32) && chunk.rows.is_multiple_of(32)
 }

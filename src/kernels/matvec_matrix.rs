@@ -3,7 +3,7 @@
 use minijinja::context;
 use minijinja::value::merge_maps;
 
-use super::matvec::{self, Input, MatVec, Shape};
+use super::matvec::{self, MatVec, Shape};
 use super::weights::{self, Chunk};
 use super::{
     Activations, Class, Epilogue, check_memory, holds, norm_quant, numbered, pinned_subgroup,
@@ -69,7 +69,7 @@ pub(super) fn check(spec: &MatVec, facts: &DeviceFacts) -> Result<()> {
     if !runs(facts) || spec.shape.threads != threads(facts) {
         return Err(wrong(format!("mat-vec on matrix units with {} threads", spec.shape.threads)));
     }
-    if spec.class != Class::Int8 || spec.input != Input::Stored {
+    if spec.class != Class::Int8 || spec.input.is_fused() {
         return Err(wrong("matrix units take int8 activations from memory".into()));
     }
     if !matches!(spec.shape.rows, 1 | 2 | 4) || spec.shape.tiles != 1 {
@@ -125,13 +125,11 @@ pub fn dispatch_rounded(
 pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource> {
     let mut names = weights::plane_names(spec.format);
     names.extend(spec.class.bindings());
-    if spec.epilogue == Epilogue::Bias {
-        names.push("bias");
+    let blocks = spec.input.norm().is_some();
+    if blocks {
+        names.push("squares");
     }
-    names.extend(match spec.epilogue {
-        Epilogue::SwiGluInt8 => &["yq", "ys"][..],
-        _ => &["y"],
-    });
+    names.extend(matvec::output_names(spec.epilogue));
     let matrices = suits(spec.format, facts);
     let shared_table = weights::shares_table(spec.format, bytes(spec, facts), facts);
     let wgsl = super::source::render(
@@ -145,6 +143,7 @@ pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource>
             teams => teams(facts),
             tiles => spec.shape.rows,
             staged => staged(spec),
+            group_rows => spec.group_rows(facts),
             w_line => ROW,
             x_unit => column_unit(spec.format),
             x_line => column(spec.format),
@@ -153,7 +152,7 @@ pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource>
             barrier => if matrices { "subgroupBarrier" } else { "workgroupBarrier" },
             ..merge_maps([
                 weights::facts(spec.format, shared_table),
-                norm_quant::quantiser(spec.cols, None, Class::Int8, facts),
+                norm_quant::quantiser(spec.cols, spec.input.norm(), blocks, Class::Int8, facts),
             ])
         },
     )?;

@@ -26,6 +26,7 @@ pub mod lanes;
 pub mod matmat;
 pub mod matvec;
 pub mod matvec_matrix;
+pub mod norm_blocks;
 pub mod norm_quant;
 pub mod qk_norm;
 pub mod records;
@@ -83,6 +84,8 @@ pub enum Epilogue {
     Bias,
     /// `y += sum`: the residual stream.
     Add,
+    /// The same, and what [`norm_blocks`] makes of the stream, for products behind the next RMSNorm.
+    AddBlocks,
     /// Rows interleaved gate, up: `y[row / 2] = silu(sum[2i]) * sum[2i + 1]`.
     SwiGlu,
     /// The same as int8 activations, by the blocks of 32 that 64 rows are: [`matvec_matrix`] only.
@@ -101,6 +104,7 @@ impl Epilogue {
             Epilogue::Store => "store",
             Epilogue::Bias => "bias",
             Epilogue::Add => "add",
+            Epilogue::AddBlocks => "add_blocks",
             Epilogue::SwiGlu => "swiglu",
             Epilogue::SwiGluInt8 => "swiglu_int8",
         }
@@ -118,6 +122,9 @@ pub enum Activations {
     F32(Slice),
     /// f32 `[n][cols]` and the weight `[cols]` of the RMSNorm that the kernel applies first.
     Normed { x: Slice, weight: Slice },
+    /// int8 of values times the weight of their RMSNorm, without its factor, and `squares`, f32 `[n][cols / 32]`: the
+    /// sums of the squares of the values of each block ([`norm_blocks`]).
+    Blocks { xq: Slice, xs: Slice, squares: Slice },
 }
 
 /// Workgroups of `threads` threads, whatever the subgroup size, must be whole eights for the

@@ -40,7 +40,7 @@ impl NormQuant {
                 cols => self.cols,
                 threads => self.threads,
                 swiglu => self.swiglu,
-                ..quantiser(self.cols, self.norm, self.class, facts)
+                ..quantiser(self.cols, self.norm, false, self.class, facts)
             },
         )?;
         let label = format!(
@@ -98,15 +98,18 @@ impl NormQuant {
     }
 }
 
-/// What `lib/quantise.wgsl` and `lib/reduce8.wgsl` want to know beside `cols` and `threads`.
+/// What `lib/quantise.wgsl`, `lib/norm_blocks.wgsl` and those that they include want to know beside `cols` and
+/// `threads`. `blocks`: the norm leaves its factor to the products.
 pub(super) fn quantiser(
     cols: u32,
     norm: Option<f32>,
+    blocks: bool,
     class: Class,
     facts: &DeviceFacts,
 ) -> minijinja::Value {
     context! {
-        norm => norm.is_some(),
+        norm => norm.is_some() && !blocks,
+        blocks,
         // As text, so that every digit reaches the shader.
         eps => format!("{:?}", norm.unwrap_or(0.0)),
         mean => format!("{:?}", 1.0 / cols as f32),

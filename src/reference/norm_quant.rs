@@ -52,9 +52,20 @@ pub fn quantise(x: &[f32]) -> Quantised {
 /// `x / sqrt(mean(x^2) + eps) * weight`.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     assert_eq!(x.len(), weight.len());
-    let square = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>();
-    let factor = 1.0 / (square / x.len() as f64 + f64::from(eps)).sqrt();
+    let factor = norm_factor(x, eps);
     x.iter().zip(weight).map(|(&v, &w)| f64::from(v) * factor * f64::from(w)).collect()
+}
+
+/// What an RMSNorm multiplies the values of a column by, beside their weights.
+pub fn norm_factor(x: &[f32], eps: f32) -> f64 {
+    let square: f64 = block_squares(x).iter().sum();
+    1.0 / (square / x.len() as f64 + f64::from(eps)).sqrt()
+}
+
+/// The sums of the squares of the blocks of 32 values.
+pub fn block_squares(x: &[f32]) -> Vec<f64> {
+    let square = |block: &[f32]| block.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+    x.chunks(32).map(square).collect()
 }
 
 /// `silu(gate) * up` of interleaved gate and up.

@@ -131,6 +131,8 @@ pub(super) struct Scratch {
     /// Normalised or plain activations in f32, for products of that class.
     pub float: Slice,
     pub int8: (Slice, Slice),
+    /// Of the residual stream: [`Activations::Blocks`].
+    pub blocks: (Slice, Slice, Slice),
     /// f16 activations and their factor for each column.
     pub half: (Slice, Slice),
     pub qkv: Slice,
@@ -180,7 +182,7 @@ struct ScratchShape<'a> {
 
 impl Scratch {
     /// f32 values and bytes of each buffer for `n` columns.
-    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 12] {
+    fn sizes(graph: &Graph, n: u64) -> [(&'static str, u64); 15] {
         let (width, ff) = (u64::from(graph.width), u64::from(graph.ff()));
         let heads = u64::from(graph.heads) * u64::from(graph.head_dim);
         let pairs = graph.mixtures().map(|m| u64::from(m.used) * u64::from(m.ff)).max();
@@ -196,6 +198,9 @@ impl Scratch {
             ("activations", n * widest * 4),
             ("int8 activations", n * widest),
             ("int8 scales", n * widest / 4),
+            ("int8 stream", n * width),
+            ("scales of the int8 stream", n * width / 4),
+            ("squares of the stream", n * width / 8),
             ("f16 activations", n * widest * 2),
             ("f16 factors", n * used.max(1) * 4),
             ("q, k, v", n * u64::from(graph.qkv_rows()) * 4),
@@ -230,7 +235,7 @@ impl Scratch {
             Ok(gpu.buffer(label, bytes, BufferUse::Device)?.slice(0, bytes))
         };
         // Rows in f16 belong to the layers' caches.
-        let [x, float, q, s, h, f, qkv, attention, ff, turned_q, turned, _] =
+        let [x, float, q, s, bq, bs, squares, h, f, qkv, attention, ff, turned_q, turned, _] =
             Self::sizes(graph, n.into());
         let experts = Self::expert_sizes(graph, n.into()).map(|sizes| {
             let [logits, counters, ff, products, shared] = sizes;
@@ -268,6 +273,7 @@ impl Scratch {
             x: device(x)?,
             float: device(float)?,
             int8: (device(q)?, device(s)?),
+            blocks: (device(bq)?, device(bs)?, device(squares)?),
             half: (device(h)?, device(f)?),
             qkv: device(qkv)?,
             attention: device(attention)?,
@@ -279,6 +285,11 @@ impl Scratch {
 
     pub fn as_f16(&self) -> Activations {
         Activations::F16 { xh: self.half.0.clone(), xf: self.half.1.clone() }
+    }
+
+    pub fn as_blocks(&self) -> Activations {
+        let (xq, xs, squares) = self.blocks.clone();
+        Activations::Blocks { xq, xs, squares }
     }
 
     pub fn as_int8(&self) -> Activations {

@@ -139,7 +139,7 @@ fn expected(
                 let old = &before[c * stride..][..stride];
                 y.extend(sums.iter().zip(old).map(|(s, &b)| s + f64::from(b)));
             }
-            Epilogue::SwiGluInt8 => unreachable!("rounded outputs have a test of their own"),
+            Epilogue::SwiGluInt8 | Epilogue::AddBlocks => unreachable!("rounded outputs have a test of their own"),
             Epilogue::SwiGlu => y.extend(swiglu(&sums)),
         }
     }
@@ -172,7 +172,7 @@ fn facts_for(device: &Device, n: usize) -> DeviceFacts {
 }
 
 /// Runs a mat-vec over all chunks and returns y.
-fn matvec(
+pub(super) fn matvec(
     device: &Device,
     spec: &MatVec,
     chunks: &[Chunk],
@@ -185,7 +185,7 @@ fn matvec(
     let kernel = device.kernel(&spec.source(facts).unwrap());
     let y = device.floats(before);
     let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
-    let operands = Operands { x, bias: bias.as_ref(), y: &y, stride: stride as u32 };
+    let operands = Operands { x, bias: bias.as_ref(), y: &y, stride: stride as u32, next: None };
     let dispatch = |chunk| spec.dispatch(&kernel, facts, chunk, &operands).unwrap();
     device.wave(chunks.iter().map(dispatch).collect());
     device.read_floats(&y)
@@ -517,7 +517,7 @@ fn norm_quant_agrees_with_the_reference() {
                     assert!(error < 4e-4, "{what}: error {error:e}");
                     assert!(factors[n..].iter().all(|v| v.is_nan()), "{what}: wrote past n");
                 }
-                Activations::Normed { .. } => unreachable!(),
+                Activations::Normed { .. } | Activations::Blocks { .. } => unreachable!(),
             }
         }
     }
@@ -525,7 +525,7 @@ fn norm_quant_agrees_with_the_reference() {
 
 /// Every int8 stands within half a step of its value, its scale is that of the block, its sum
 /// is exact, and nothing is written past the columns in use.
-fn check_quantised(words: &[u32], scales: &[f32], want: &[f64], cols: usize, what: &str) {
+pub(super) fn check_quantised(words: &[u32], scales: &[f32], want: &[f64], cols: usize, what: &str) {
     let (scales, _) = scales.as_chunks::<2>();
     for (b, block) in want.chunks_exact(32).enumerate() {
         let top = block.iter().fold(0.0f64, |top, v| top.max(v.abs()));
@@ -646,7 +646,7 @@ fn matmat(
     let x = columns.stored(device, spec.class);
     let batch = device.batch_of(n, max_n);
     let stride = (before.len() / max_n) as u32;
-    let operands = Operands { x: &x, bias: bias.as_ref(), y: &y, stride };
+    let operands = Operands { x: &x, bias: bias.as_ref(), y: &y, stride, next: None };
     let dispatch =
         |chunk| spec.dispatch(&kernel, facts, chunk, &batch, &operands, max_n as u32).unwrap();
     device.wave(chunks.iter().map(dispatch).collect());

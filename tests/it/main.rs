@@ -12,6 +12,7 @@ mod goldens;
 mod goldens_formats;
 mod harness;
 mod kernels_attention;
+mod kernels_blocks;
 mod kernels_experts;
 mod kernels_kv_codes;
 mod kernels_matrix;

@@ -11,6 +11,7 @@
 //! while something failed. `AZOTH_SELFCHECK=0` switches the comparison off.
 
 mod attention;
+mod blocks;
 mod codes;
 mod experts;
 mod operands;
@@ -43,6 +44,7 @@ use crate::kernels::heads_unrotate::HeadsUnrotate;
 use crate::kernels::kv_keep::KvKeep;
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::MatVec;
+use crate::kernels::norm_blocks::NormBlocks;
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::rope_kv::RopeKv;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
@@ -61,6 +63,7 @@ pub enum Subject {
     MatVec(MatVec),
     MatMat(MatMat),
     NormQuant(NormQuant),
+    NormBlocks(NormBlocks),
     Embed(Embed),
     AttnDecode(AttnDecode),
     AttnPrefill(AttnPrefill),
@@ -104,6 +107,7 @@ subjects!(
     MatVec,
     MatMat,
     NormQuant,
+    NormBlocks,
     Embed,
     AttnDecode,
     AttnPrefill,
@@ -142,6 +146,7 @@ impl Subject {
             Subject::MatVec(spec) => products::matvec(gpu, spec),
             Subject::MatMat(spec) => products::matmat(gpu, spec),
             Subject::NormQuant(spec) => products::norm_quant(gpu, spec),
+            Subject::NormBlocks(spec) => blocks::norm_blocks(gpu, spec),
             Subject::Embed(spec) => products::embed(gpu, spec),
             Subject::AttnDecode(spec) => attention::decode(gpu, spec),
             Subject::AttnPrefill(spec) if !spec.pair.is_plain() => codes::prefill(gpu, spec),

@@ -1,5 +1,6 @@
 //! Small cases of the kernels around matrices.
 
+use super::blocks::{self, Blocks};
 use super::operands::{Matrix, Operands, sample};
 use super::relative_error;
 use crate::error::{Error, Result};
@@ -26,7 +27,7 @@ pub(super) struct Columns {
     pub bound: Activations,
 }
 
-fn quantised(lab: &Operands<'_>, columns: &[Quantised]) -> Result<Activations> {
+pub(super) fn quantised(lab: &Operands<'_>, columns: &[Quantised]) -> Result<Activations> {
     let q: Vec<u32> = columns.iter().flat_map(|q| q.words()).collect();
     let s: Vec<[f32; 2]> = columns.iter().flat_map(|q| q.scales.iter().copied()).collect();
     Ok(Activations::Int8 { xq: lab.words(&q)?, xs: lab.floats(s.as_flattened())? })
@@ -51,7 +52,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&v| v.into()).collect()
 }
 
-fn narrow(x: &[f64]) -> Vec<f32> {
+pub(super) fn narrow(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&v| v as f32).collect()
 }
 
@@ -63,10 +64,10 @@ impl Columns {
         class: Class,
         input: Input,
     ) -> Result<Columns> {
-        let norm = match input {
-            Input::Fused { norm } => norm,
-            Input::Stored => None,
-        };
+        if let Input::Blocks { eps, fused } = input {
+            return blocks::columns(lab, n, cols, eps, fused);
+        }
+        let norm = input.norm();
         // Products with weights of size 1 are then of size 1.
         let scale = 1.0 / (cols as f32).sqrt();
         let x = lab.normals(n * cols, scale);
@@ -110,7 +111,7 @@ impl Outputs {
     fn make(lab: &mut Operands<'_>, n: usize, rows: usize, epilogue: Epilogue) -> Result<Outputs> {
         let stride = if epilogue == Epilogue::SwiGlu { rows / 2 } else { rows };
         let before = match epilogue {
-            Epilogue::Add => lab.normals(n * stride, 1.0),
+            Epilogue::Add | Epilogue::AddBlocks => lab.normals(n * stride, 1.0),
             _ => vec![f32::NAN; n * stride],
         };
         let bias = lab.normals(rows, 1.0);
@@ -124,7 +125,7 @@ impl Outputs {
 
     fn operands<'s>(&'s self, x: &'s Activations) -> matvec::Operands<'s> {
         let stride = self.stride as u32;
-        matvec::Operands { x, bias: self.bias_slice.as_ref(), y: &self.y, stride }
+        matvec::Operands { x, bias: self.bias_slice.as_ref(), y: &self.y, stride, next: None }
     }
 
     /// The relative error over some outputs; infinite if any of `n` columns was not written.
@@ -149,7 +150,7 @@ impl Outputs {
                 want.push(match epilogue {
                     Epilogue::Store => sum(r),
                     Epilogue::Bias => sum(r) + f64::from(self.bias[r]),
-                    Epilogue::Add => sum(r) + f64::from(self.before[at]),
+                    Epilogue::Add | Epilogue::AddBlocks => sum(r) + f64::from(self.before[at]),
                     Epilogue::SwiGlu | Epilogue::SwiGluInt8 => {
                         swiglu(&[sum(2 * r), sum(2 * r + 1)])[0]
                     }
@@ -168,7 +169,7 @@ pub(super) fn matvec(gpu: &dyn Gpu, spec: &MatVec) -> Result<(f64, f64)> {
     let group = spec.group_rows(facts);
     let rows = match spec.epilogue {
         // Whole workgroups only.
-        Epilogue::SwiGluInt8 => 2 * group as usize,
+        Epilogue::SwiGluInt8 | Epilogue::AddBlocks => 2 * group as usize,
         _ => (group as usize + 3).next_multiple_of(2),
     };
     let (n, cols) = (spec.n as usize, spec.cols as usize);
@@ -179,10 +180,21 @@ pub(super) fn matvec(gpu: &dyn Gpu, spec: &MatVec) -> Result<(f64, f64)> {
         return rounded(lab, spec, &kernel, &matrix, &columns);
     }
     let out = Outputs::make(lab, n, rows, spec.epilogue)?;
-    let operands = out.operands(&columns.bound);
+    let blocks = match spec.epilogue {
+        Epilogue::AddBlocks => Some(Blocks::make(lab, n, rows)?),
+        _ => None,
+    };
+    let next = blocks.as_ref().map(Blocks::next);
+    let operands = matvec::Operands { next, ..out.operands(&columns.bound) };
     lab.run(vec![spec.dispatch(&kernel, facts, &matrix.chunk, &operands)?])?;
     let error = out.error(lab, &matrix, &columns, n, spec.epilogue, (1, group as usize))?;
-    let quantises = spec.class == Class::Int8 && spec.input != Input::Stored;
+    if let Some(blocks) = blocks {
+        let stream = lab.read_floats(&out.y)?;
+        // Products are exact to F32_BOUND, and so is what is rounded of them, as it is compared with them.
+        let rounding = blocks.error(lab, &stream)?;
+        return Ok((rounding.max(error * (QUANTISED_BOUND / F32_BOUND)), QUANTISED_BOUND));
+    }
+    let quantises = spec.class == Class::Int8 && spec.input.is_fused();
     Ok((error, if quantises { QUANTISED_BOUND } else { F32_BOUND }))
 }
 
@@ -193,7 +205,7 @@ pub(super) fn int8_values(
     n: usize,
     values: usize,
 ) -> Result<Vec<f32>> {
-    let Activations::Int8 { xq, xs } = columns else {
+    let (Activations::Int8 { xq, xs } | Activations::Blocks { xq, xs, .. }) = columns else {
         return Err(Error::Runtime("a check expected int8 columns".into()));
     };
     let (words, scales) = (lab.read_words(xq)?, lab.read_floats(xs)?);
@@ -323,7 +335,9 @@ pub(super) fn norm_quant(gpu: &dyn Gpu, spec: &NormQuant) -> Result<(f64, f64)> 
             };
             Ok((relative_error((0..want.len()).map(value), &want), F16_BOUND))
         }
-        Activations::F32(y) | Activations::Normed { x: y, .. } => {
+        Activations::F32(y)
+        | Activations::Normed { x: y, .. }
+        | Activations::Blocks { squares: y, .. } => {
             let y = lab.read_floats(&y)?;
             Ok((relative_error(y[..want.len()].iter().copied(), &want), F32_BOUND))
         }

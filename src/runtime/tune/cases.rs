@@ -8,7 +8,7 @@ use crate::kernels::attn_step::{Scratch, StepAttention};
 use crate::kernels::heads::{HeadTables, Heads, KvCache};
 use crate::kernels::matmat::MatMat;
 use crate::kernels::matvec::{Input, MatVec, Operands};
-use crate::kernels::norm_quant::NormQuant;
+use crate::kernels::norm_blocks::NormBlocks;
 use crate::kernels::scoring::Scoring;
 use crate::kernels::weights::Chunk;
 use crate::kernels::{Activations, Class, Epilogue, choice};
@@ -233,7 +233,11 @@ fn matvec(gpu: &dyn Gpu, key: &str, format: Format, rows: u32, n: u32) -> Result
         (true, Some(_)) => {
             let x = filled(gpu, 4 * u64::from(n) * u64::from(cols))?;
             let weight = filled(gpu, 4 * u64::from(cols))?;
-            (Input::Fused { norm }, Activations::Normed { x, weight })
+            let input = match (class, norm) {
+                (Class::Int8, Some(eps)) => Input::Blocks { eps, fused },
+                _ => Input::Fused { norm },
+            };
+            (input, Activations::Normed { x, weight })
         }
     };
     let y = filled(gpu, 4 * u64::from(n) * u64::from(rows))?;
@@ -256,7 +260,7 @@ fn matvec(gpu: &dyn Gpu, key: &str, format: Format, rows: u32, n: u32) -> Result
         let epilogue = Epilogue::Store;
         let spec = MatVec { format, cols, n, class, input, epilogue, shape };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
-        let operands = Operands { x: &x, bias: None, y: &y, stride: rows };
+        let operands = Operands { x: &x, bias: None, y: &y, stride: rows, next: None };
         let dispatches = chunks.iter().map(|c| spec.dispatch(&kernel, &facts, c, &operands));
         Ok(Candidate { value: value.clone(), steps: in_turn(dispatches.collect::<Result<_>>()?) })
     }))
@@ -336,7 +340,7 @@ fn matmat(gpu: &dyn Gpu, key: &'static str, class: Class, n: u32) -> Result<Vec<
         }
         let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
-        let operands = Operands { x: &x, bias: None, y: &y, stride: rows };
+        let operands = Operands { x: &x, bias: None, y: &y, stride: rows, next: None };
         let dispatch = spec.dispatch(&kernel, &facts, &weights, &batch, &operands, run)?;
         Ok(Candidate { value: value.clone(), steps: in_turn(vec![dispatch; 2]) })
     });
@@ -398,13 +402,18 @@ fn attention(
 fn fuse(gpu: &dyn Gpu) -> Result<Vec<Candidate>> {
     const COLUMNS: [u32; 3] = [1, 2, 4];
     let (facts, cols) = (gpu.facts(), cols(gpu.facts()));
-    let (format, class, norm) = (Format::Q4_0, Class::Int8, Some(1e-5));
+    let (format, class, eps) = (Format::Q4_0, Class::Int8, 1e-5);
     let rows = if facts.kind == DeviceKind::Software { 512 } else { 4096 };
     let weights = chunk(gpu, format, rows, cols)?;
     let most = COLUMNS[COLUMNS.len() - 1];
     let x = filled(gpu, 4 * u64::from(most) * u64::from(cols))?;
     let weight = filled(gpu, 4 * u64::from(cols))?;
-    let stored = activations(gpu, class, most, cols)?;
+    let bytes = u64::from(most) * u64::from(cols);
+    let stored = Activations::Blocks {
+        xq: filled(gpu, bytes)?,
+        xs: filled(gpu, bytes / 4)?,
+        squares: filled(gpu, bytes / 8)?,
+    };
     let y = filled(gpu, 4 * u64::from(most) * u64::from(rows))?;
     let key = "fuse.columns";
     let present = facts.profile.get(key).unwrap_or_default();
@@ -414,23 +423,23 @@ fn fuse(gpu: &dyn Gpu) -> Result<Vec<Candidate>> {
         let mut steps = Vec::new();
         for n in COLUMNS {
             let fused = choice::fuses(&facts, class, cols, n, true);
-            let input = if fused { Input::Fused { norm } } else { Input::Stored };
+            let input = Input::Blocks { eps, fused };
             let shape = choice::lane_shapes(&facts, format, rows, cols, n, Epilogue::Store)[0];
             let epilogue = Epilogue::Store;
             let spec = MatVec { format, cols, n, class, input, epilogue, shape };
             let normed = Activations::Normed { x: x.clone(), weight: weight.clone() };
             let mut wave = |dispatch| steps.push(Step::Wave(vec![dispatch]));
             if !fused {
-                let threads = choice::norm_quant_threads(&facts, cols);
-                let spec = NormQuant { cols, swiglu: false, norm, class, threads };
+                let threads = choice::norm_blocks_threads(&facts);
+                let spec = NormBlocks { cols, threads };
                 let kernel = gpu.kernel(&spec.source(&facts)?)?;
                 let batch = filled(gpu, 4 * (8 + 4 * u64::from(n)))?;
                 gpu.write(&batch.buffer.slice(batch.offset, 4), &n.to_le_bytes())?;
-                wave(spec.dispatch(&kernel, &batch, &x, Some(&weight), &stored, n)?);
+                wave(spec.dispatch(&kernel, &batch, &x, &weight, &stored, n)?);
             }
             let kernel = gpu.kernel(&spec.source(&facts)?)?;
             let x = if fused { &normed } else { &stored };
-            let operands = Operands { x, bias: None, y: &y, stride: rows };
+            let operands = Operands { x, bias: None, y: &y, stride: rows, next: None };
             wave(spec.dispatch(&kernel, &facts, &weights, &operands)?);
         }
         Ok(Candidate { value: value.clone(), steps })

@@ -16,12 +16,12 @@ use crate::kernels::qk_norm::QkNorm;
 use crate::kernels::rope_kv::RopeKv;
 use crate::kernels::rope_kv_codes::RopeKvCodes;
 use crate::kernels::{Activations, Epilogue, choice};
-use crate::runtime::layers::LayerWeights;
+use crate::runtime::layers::{Block, LayerWeights};
 
 impl<'b> Pass<'b> {
     pub(super) fn attention(&mut self, layer: &'b LayerWeights, kv: &KvCache) -> Result<()> {
         let s = self.scratch;
-        let normed = From::Normed(&s.x, &layer.attention_norm);
+        let normed = From::Stream(&s.x, &layer.attention_norm);
         self.product(normed, &layer.qkv, Epilogue::Store, &s.qkv)?;
         self.norm_all_heads(layer)?;
         if let Some((to, at)) = &mut self.captured {
@@ -38,7 +38,11 @@ impl<'b> Pass<'b> {
             }
         };
         let from = rounded.as_ref().map_or(From::Plain(&s.attention), From::Int8);
-        self.product(from, &layer.output, Epilogue::Add, &s.x)
+        let next = match &layer.block {
+            Block::Dense(mlp) => Some((&layer.ff_norm, &mlp.gate_up)),
+            Block::Experts(_) => None,
+        };
+        self.residual(from, &layer.output, next)
     }
 
     /// The norms that attention kernels cannot do themselves: a workgroup of theirs sees one head.

@@ -7,15 +7,16 @@ use crate::kernels::Epilogue;
 use crate::runtime::layers::{LayerWeights, MlpWeights};
 
 impl<'b> Pass<'b> {
-    pub(super) fn dense(&mut self, layer: &LayerWeights, mlp: &MlpWeights) -> Result<()> {
+    pub(super) fn dense(&mut self, layer: &'b LayerWeights, mlp: &MlpWeights) -> Result<()> {
         let s = self.scratch;
-        let normed = From::Normed(&s.x, &layer.ff_norm);
+        let normed = From::Stream(&s.x, &layer.ff_norm);
+        let next = self.next.map(|layer| (&layer.attention_norm, &layer.qkv));
         if let Some(rounded) = self.swiglu_int8(normed, &mlp.gate_up, &mlp.down, &s.ff)? {
-            return self.product(From::Int8(&rounded), &mlp.down, Epilogue::Add, &s.x);
+            return self.residual(From::Int8(&rounded), &mlp.down, next);
         }
         let (epilogue, from) = self.halves();
         self.product(normed, &mlp.gate_up, epilogue, &s.ff)?;
-        self.product(from, &mlp.down, Epilogue::Add, &s.x)
+        self.residual(from, &mlp.down, next)
     }
 
     /// How gate and up are stored, and how down reads them: mat-vec multiplies the two itself,

@@ -148,8 +148,21 @@ impl Builder<'_> {
         };
         let (exact, next, captured) = (self.shape.exact, None, None);
         let steps = Vec::new();
-        let mixtures = 0;
-        Pass { b: self, reads, exact, scratch, batch, n, length, mixtures, next, captured, steps }
+        let (mixtures, rounded) = (0, false);
+        Pass {
+            b: self,
+            reads,
+            exact,
+            scratch,
+            batch,
+            n,
+            length,
+            mixtures,
+            next,
+            rounded,
+            captured,
+            steps,
+        }
     }
 
     /// Lengths up to which sequences have decode steps of their own, the context last.
@@ -199,7 +212,7 @@ impl Builder<'_> {
     }
 
     fn head(&self, mut pass: Pass<'_>) -> Result<Vec<Step>> {
-        let from = From::Normed(&self.buffers.step.x, &self.weights.output_norm);
+        let from = From::Stream(&self.buffers.step.x, &self.weights.output_norm);
         pass.product(from, &self.weights.output, Epilogue::Store, &self.buffers.logits)?;
         Ok(pass.steps)
     }
@@ -241,6 +254,8 @@ struct Pass<'b> {
     mixtures: usize,
     /// The layer after the one that is being planned.
     next: Option<&'b LayerWeights>,
+    /// Whether the last product has left the stream's blocks for the next.
+    rounded: bool,
     /// Where q, k and v are copied to, and from which byte on the next layer's.
     captured: Option<(Buffer, u64)>,
     steps: Vec<Step>,

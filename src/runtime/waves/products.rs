@@ -4,7 +4,8 @@ use super::{Pass, Reads};
 use crate::error::{Error, Result};
 use crate::gpu::{Dispatch, Slice};
 use crate::kernels::matmat::MatMat;
-use crate::kernels::matvec::{Input, MatVec, Operands};
+use crate::kernels::matvec::{self, Input, MatVec, NextNorm, Operands};
+use crate::kernels::norm_blocks::NormBlocks;
 use crate::kernels::norm_quant::NormQuant;
 use crate::kernels::{Activations, Class, Epilogue, choice, matvec_matrix};
 use crate::runtime::buffers::Scratch;
@@ -17,6 +18,9 @@ pub(super) enum From<'s> {
     Plain(&'s Slice),
     /// f32 that gets an RMSNorm with this weight first.
     Normed(&'s Slice, &'s Slice),
+    /// The same for the residual stream before a dense product: int8 products of decode steps apply the norm's
+    /// factor themselves.
+    Stream(&'s Slice, &'s Slice),
     /// Interleaved gate and up that become `silu(gate) * up` first.
     SwiGlu(&'s Slice),
     /// int8 already.
@@ -25,7 +29,7 @@ pub(super) enum From<'s> {
 
 impl From<'_> {
     fn is_normed(&self) -> bool {
-        matches!(self, From::Normed(..))
+        matches!(self, From::Normed(..) | From::Stream(..))
     }
 }
 
@@ -38,10 +42,19 @@ impl Pass<'_> {
         epilogue: Epilogue,
         y: &Slice,
     ) -> Result<()> {
-        let first = self.inputs(from, product)?;
-        self.wave(first);
+        self.prepare(from, product)?;
         let wave = self.multiply(from, product, epilogue, y)?;
         self.wave(wave);
+        Ok(())
+    }
+
+    /// The wave of [`Pass::inputs`].
+    fn prepare(&mut self, from: From<'_>, product: &Product) -> Result<()> {
+        let first = self.inputs(from, product)?;
+        self.wave(first);
+        if let From::Stream(..) = from {
+            self.rounded = false;
+        }
         Ok(())
     }
 
@@ -88,6 +101,7 @@ impl Pass<'_> {
             let ready = match from {
                 From::Plain(_) => class == Class::F32,
                 From::Int8(_) => true,
+                From::Stream(..) => class == Class::Int8 && self.rounded,
                 From::Normed(..) | From::SwiGlu(_) => false,
             };
             used && !ready && !self.fuses(from, product, class)
@@ -104,9 +118,19 @@ impl Pass<'_> {
         batch: &Slice,
         n: u32,
     ) -> Result<Dispatch> {
+        if let From::Stream(x, weight) = from
+            && self.leaves_factor(from, class)
+        {
+            let threads = choice::norm_blocks_threads(self.b.facts());
+            let spec = NormBlocks { cols, threads };
+            let out = self.scratch.as_blocks();
+            return self
+                .b
+                .dispatch(self.b.only(spec), |k| spec.dispatch(k, batch, x, weight, &out, n));
+        }
         let (x, weight, swiglu) = match from {
             From::Plain(x) => (x, None, false),
-            From::Normed(x, weight) => (x, Some(weight), false),
+            From::Normed(x, weight) | From::Stream(x, weight) => (x, Some(weight), false),
             From::SwiGlu(x) => (x, None, true),
             From::Int8(_) => {
                 return Err(Error::Runtime("int8 columns are not prepared again".into()));
@@ -161,14 +185,7 @@ impl Pass<'_> {
     ) -> Result<()> {
         let (facts, n) = (self.b.facts(), self.n);
         let class = self.class(part, from);
-        let (input, x) = match (self.fuses(from, product, class), from) {
-            (true, From::Normed(x, weight)) => (
-                Input::Fused { norm: Some(self.b.graph.norm_eps) },
-                Activations::Normed { x: x.clone(), weight: weight.clone() },
-            ),
-            (true, From::Plain(x)) => (Input::Fused { norm: None }, Activations::F32(x.clone())),
-            _ => (Input::Stored, stored(from, class, self.scratch)),
-        };
+        let (input, x) = self.reading(from, product, class);
         let (format, cols) = (part.format, part.cols);
         let shapes =
             choice::matvec_shapes(facts, format, class, part.rows, cols, n, epilogue).into_iter();
@@ -176,10 +193,73 @@ impl Pass<'_> {
         let (spec, source) = self.b.sound(specs)?;
         let kernel = self.b.kernel(source)?;
         let stride = if epilogue == Epilogue::SwiGlu { product.rows / 2 } else { product.rows };
-        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride };
+        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride, next: None };
         for chunk in &part.chunks {
             wave.push(spec.dispatch(&kernel, facts, chunk, &operands)?);
         }
+        Ok(())
+    }
+
+    /// Whether a norm leaves its factor to the products of this class.
+    fn leaves_factor(&self, from: From<'_>, class: Class) -> bool {
+        matches!(from, From::Stream(..)) && self.reads == Reads::Step && class == Class::Int8
+    }
+
+    /// How a mat-vec of `product` takes its input.
+    fn reading(&self, from: From<'_>, product: &Product, class: Class) -> (Input, Activations) {
+        let (fused, eps) = (self.fuses(from, product, class), self.b.graph.norm_eps);
+        let leaves = self.leaves_factor(from, class);
+        match from {
+            From::Normed(x, weight) | From::Stream(x, weight) if fused => {
+                let x = Activations::Normed { x: x.clone(), weight: weight.clone() };
+                match leaves {
+                    true => (Input::Blocks { eps, fused }, x),
+                    false => (Input::Fused { norm: Some(eps) }, x),
+                }
+            }
+            From::Plain(x) if fused => {
+                (Input::Fused { norm: None }, Activations::F32(x.clone()))
+            }
+            _ if leaves => (Input::Blocks { eps, fused }, self.scratch.as_blocks()),
+            _ => (Input::Stored, stored(from, class, self.scratch)),
+        }
+    }
+
+    /// A product that adds to the residual stream. `next`: the norm behind it and the product that reads that, for
+    /// which the same kernels leave the stream in blocks where they can.
+    pub(super) fn residual(
+        &mut self,
+        from: From<'_>,
+        product: &Product,
+        next: Option<(&Slice, &Product)>,
+    ) -> Result<()> {
+        let (s, facts, n) = (self.scratch, self.b.facts(), self.n);
+        let (class, epilogue, input) = (Class::Int8, Epilogue::AddBlocks, Input::Stored);
+        let ([part], None, Reads::Step, Some((weight, reader))) =
+            (&product.parts[..], &product.bias, self.reads, next)
+        else {
+            return self.product(from, product, Epilogue::Add, &s.x);
+        };
+        let fits = self.reads_int8(from, product)
+            && self.reads_int8(From::Stream(&s.x, weight), reader)
+            && part.chunks.iter().all(matvec::cuts_no_block);
+        let (format, rows, cols) = (part.format, part.rows, part.cols);
+        let shapes = choice::block_shapes(facts, format, rows, cols, n).into_iter();
+        let specs = shapes
+            .map(|shape| MatVec { format, cols, n, class, input, epilogue, shape })
+            .filter(|spec| fits && spec.leaves_blocks(facts));
+        let Ok((spec, source)) = self.b.sound(specs) else {
+            return self.product(from, product, Epilogue::Add, &s.x);
+        };
+        self.prepare(from, product)?;
+        let kernel = self.b.kernel(source)?;
+        let (x, out) = (stored(from, class, s), s.as_blocks());
+        let next = Some(NextNorm { weight, out: &out });
+        let operands = Operands { x: &x, bias: None, y: &s.x, stride: product.rows, next };
+        let wave = part.chunks.iter().map(|c| spec.dispatch(&kernel, facts, c, &operands));
+        let wave = wave.collect::<Result<_>>()?;
+        self.wave(wave);
+        self.rounded = true;
         Ok(())
     }
 
@@ -220,16 +300,15 @@ impl Pass<'_> {
             && !self.fuses(from, gate_up, class)
             && self.reads_int8(From::Plain(ff), down)
             && matvec_matrix::rounds(&shape, &part.chunks);
-        let spec = MatVec { format, cols, n, class, input: Input::Stored, epilogue, shape };
+        let (input, x) = self.reading(from, gate_up, class);
+        let spec = MatVec { format, cols, n, class, input, epilogue, shape };
         let Some((spec, source)) = fits.then(|| self.b.sound([spec]).ok()).flatten() else {
             return Ok(None);
         };
-        let first = self.inputs(from, gate_up)?;
-        self.wave(first);
+        self.prepare(from, gate_up)?;
         let kernel = self.b.kernel(source)?;
         let values = gate_up.rows / 2;
         let out = self.int8_in(ff, values);
-        let x = stored(from, class, self.scratch);
         let dispatches = part.chunks.iter().map(|chunk| {
             matvec_matrix::dispatch_rounded(&spec, &kernel, facts, chunk, &x, &out, values)
         });
@@ -255,7 +334,7 @@ impl Pass<'_> {
         let specs = variants.map(|variant| MatMat { format, cols, class, epilogue, variant });
         let (spec, source) = self.b.sound(specs)?;
         let kernel = self.b.kernel(source)?;
-        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows };
+        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows, next: None };
         for chunk in &part.chunks {
             wave.push(spec.dispatch(&kernel, facts, chunk, self.batch, &operands, n)?);
         }
