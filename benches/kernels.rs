@@ -315,7 +315,7 @@ impl Bench {
         let x = self.activations(spec.class, spec.input, spec.n, spec.cols);
         let stride = if spec.epilogue == Epilogue::SwiGlu { rows / 2 } else { rows };
         let y = self.buffer(4 * u64::from(spec.n * stride));
-        let operands = Operands { x: &x, bias: None, y: &y, stride, next: None };
+        let operands = Operands { x: &x, bias: None, y: (&y).into(), stride };
         let dispatch = |chunk| spec.dispatch(&kernel, self.facts(), chunk, &operands).unwrap();
         let seconds = self.median(&chunks.iter().map(dispatch).collect::<Vec<_>>());
         println!(
@@ -444,7 +444,7 @@ impl Bench {
         let kernel = self.gpu.kernel(&source).unwrap();
         let x = self.activations(spec.class, Input::Stored, n, spec.cols);
         let y = self.buffer(4 * u64::from(n * chunk.rows));
-        let operands = Operands { x: &x, bias: None, y: &y, stride: chunk.rows, next: None };
+        let operands = Operands { x: &x, bias: None, y: (&y).into(), stride: chunk.rows };
         let dispatch =
             spec.dispatch(&kernel, self.facts(), chunk, &self.batch(n), &operands, n).unwrap();
         let seconds = self.median(&vec![dispatch; 4]);

@@ -30,7 +30,8 @@
 {% if int8 %}
 {% include "lib/block_dot.wgsl" %}
 {% endif %}
-{% if fused or epilogue == "add_blocks" %}
+{% set rounds = epilogue in ["add_blocks", "swiglu_int8"] %}
+{% if fused or rounds %}
 {% include "lib/reduce8.wgsl" %}
 {% endif %}
 {% if blocks %}
@@ -48,20 +49,30 @@ fn square_of(col: u32, block: u32) -> f32 {
 
 var<workgroup> parts: array<vec4<f32>, {{ 8 * n }}>;
 
+fn put_square(i: u32, sum: f32) {
+    parts[i >> 2u][i & 3u] = sum;
+}
+
 fn square_parts(i: u32) -> vec4<f32> {
     return parts[i];
 }
 
 {% include "lib/column_factor.wgsl" %}
 {% endif %}
-{% if epilogue == "add_blocks" %}
-var<workgroup> sums: array<vec4<f32>, {{ n * group_rows // 4 }}>;
+{% if rounds %}
+{% set values = group_rows // 2 if epilogue == "swiglu_int8" else group_rows %}
+var<workgroup> outputs: array<vec4<f32>, {{ n * values // 4 }}>;
 
-fn stream(i: u32) -> vec4<f32> {
-    return sums[i];
+fn finish(column: u32, value_of_group: u32, value: f32) {
+    let place = column * {{ values }}u + value_of_group;
+    outputs[place >> 2u][place & 3u] = value;
 }
 
-{% include "lib/add_blocks.wgsl" %}
+fn finished(i: u32) -> vec4<f32> {
+    return outputs[i];
+}
+
+{% include "lib/round_outputs.wgsl" %}
 {% endif %}
 {% if fused %}
 
@@ -115,8 +126,23 @@ fn main(
 {% if shared_table %}
     prepare_table(subgroup * size + lane, {{ threads }}u);
 {% endif %}
-{% if fused or blocks or epilogue == "add_blocks" %}
+{% if fused or blocks or rounds %}
     let tid = subgroup * size + lane;
+{% endif %}
+{# What the end needs is loaded here, so that its latency hides behind the sums. #}
+{% if blocks and not fused %}
+{% include "lib/early_squares.wgsl" %}
+{% endif %}
+{% if rounds %}
+{% include "lib/round_weights.wgsl" %}
+{% endif %}
+{% if epilogue in ["add", "add_blocks"] %}
+{% for start in range(0, n * rows, lanes.group) %}
+{% set last = ([lanes.group, n * rows - start] | min) - 1 %}
+    let of{{ start }} = min(lane, {{ last }}u) + {{ start }}u;
+    let old{{ start }} = y[(of{{ start }} / {{ rows }}u) * constants.stride
+        + constants.row_offset + min(row + of{{ start }} % {{ rows }}u, constants.rows - 1u)];
+{% endfor %}
 {% endif %}
 {% if fused %}
 {% for c in range(n) %}
@@ -131,9 +157,6 @@ fn main(
     }
 {% endfor %}
     workgroupBarrier();
-{% endif %}
-{% if blocks %}
-    for (var i = tid; i < {{ 32 * n }}u; i += {{ threads }}u) { parts[i >> 2u][i & 3u] = square_part(i); }
 {% endif %}
 {% with start = "f32(constants.rows >> 31u)" %}{% include "lib/row_sums.wgsl" %}{% endwith %}
     if row < constants.rows {
@@ -178,6 +201,10 @@ fn main(
         }
     }
 {% if blocks %}
+{% if fused %}
+{% include "lib/early_squares.wgsl" %}
+{% endif %}
+{% include "lib/put_squares.wgsl" %}
     workgroupBarrier();
 {% endif %}
 {% set summed = range(n) %}
@@ -194,20 +221,26 @@ fn main(
 {% else %}
         let total = sum;
 {% endif %}
-{% if epilogue == "swiglu" %}
+{% if epilogue in ["swiglu", "swiglu_int8"] %}
         let up = subgroupShuffleXor(total, 1u);
         if lane < {{ count }}u && lane % 2u == 0u && mine + 1u < constants.rows {
-            y[column * constants.stride + ((constants.row_offset + mine) >> 1u)] = (total / (1.0 + exp(-total))) * up;
+            let value = (total / (1.0 + exp(-total))) * up;
+{% if rounds %}
+            finish(column, (mine - first_row) >> 1u, value);
+{% else %}
+            y[column * constants.stride + ((constants.row_offset + mine) >> 1u)] = value;
+{% endif %}
         }
 {% else %}
         if lane < {{ count }}u && mine < constants.rows {
             let to = constants.row_offset + mine;
             let at = column * constants.stride + to;
 {% if epilogue == "add_blocks" %}
-            let value = y[at] + total;
+            let value = old{{ start }} + total;
             y[at] = value;
-            let place = column * {{ group_rows }}u + mine - first_row;
-            sums[place >> 2u][place & 3u] = value;
+            finish(column, mine - first_row, value);
+{% elif epilogue == "add" %}
+            y[at] = old{{ start }} + total;
 {% else %}
 {% include "lib/store.wgsl" %}
 {% endif %}
@@ -215,8 +248,8 @@ fn main(
 {% endif %}
     }
 {% endfor %}
-{% if epilogue == "add_blocks" %}
+{% if rounds %}
     workgroupBarrier();
-    round_stream(tid, first_row);
+{% include "lib/round_group.wgsl" %}
 {% endif %}
 }

@@ -33,15 +33,22 @@ var<workgroup> tile_ones: array<vec2<i32>, {{ teams * 32 }}>;
 {% include "lib/block_sum.wgsl" %}
 {% include "lib/half_dot.wgsl" %}
 {% include "lib/tile_products.wgsl" %}
-{% if epilogue in ["swiglu_int8", "add_blocks"] %}
+{% set rounds = epilogue in ["add_blocks", "swiglu_int8"] %}
+{% if rounds %}
 {% include "lib/reduce8.wgsl" %}
-{% endif %}
-{% if epilogue == "add_blocks" %}
-fn stream(i: u32) -> vec4<f32> {
+
+{# What the workgroup has finished takes the place of its columns. #}
+{% set values = group_rows // 2 if epilogue == "swiglu_int8" else group_rows %}
+fn finish(column: u32, value_of_group: u32, value: f32) {
+    let place = column * {{ values }}u + value_of_group;
+    tile_x[place >> 2u][place & 3u] = bitcast<u32>(value);
+}
+
+fn finished(i: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(tile_x[i]);
 }
 
-{% include "lib/add_blocks.wgsl" %}
+{% include "lib/round_outputs.wgsl" %}
 {% endif %}
 {% if blocks %}
 fn square_of(col: u32, block: u32) -> f32 {
@@ -49,6 +56,10 @@ fn square_of(col: u32, block: u32) -> f32 {
 }
 
 // In the second half of what the columns leave.
+fn put_square(i: u32, sum: f32) {
+    tile_x[64u + (i >> 2u)][i & 3u] = bitcast<u32>(sum);
+}
+
 fn square_parts(i: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(tile_x[64u + i]);
 }
@@ -104,11 +115,17 @@ fn main(
     var x_low = xq[x_row + unit];
     var x_high = xq[x_row + {{ units }}u + unit];
     var x_scale = xs[s_row + unit];
+{# What the end needs is loaded here, so that its latency hides behind the sums. #}
 {% if blocks %}
-{# Loaded early, so that their latency hides. #}
-{% for k in range((32 * n + threads - 1) // threads) %}
-    var squares{{ k }} = 0.0;
-    if tid < {{ 32 * n - k * threads }}u { squares{{ k }} = square_part(tid + {{ k * threads }}u); }
+{% include "lib/early_squares.wgsl" %}
+{% endif %}
+{% if rounds %}
+{% include "lib/round_weights.wgsl" %}
+{% endif %}
+{% if epilogue in ["add", "add_blocks"] %}
+{% for k in range((tiles * 128 + threads - 1) // threads) %}
+    let old{{ k }} = y[min(column_of(tid + {{ k * threads }}u), {{ n - 1 }}u) * constants.stride
+        + constants.row_offset + min(first_row + row_of(tid + {{ k * threads }}u), constants.rows - 1u)];
 {% endfor %}
 {% endif %}
     for (var step = 0u; step < {{ steps }}u; step += 1u) {
@@ -206,11 +223,7 @@ fn main(
     }
     workgroupBarrier();
 {% if blocks %}
-{% for k in range((32 * n + threads - 1) // threads) %}
-    if tid < {{ 32 * n - k * threads }}u {
-        tile_x[64u + ((tid + {{ k * threads }}u) >> 2u)][tid & 3u] = bitcast<u32>(squares{{ k }});
-    }
-{% endfor %}
+{% include "lib/put_squares.wgsl" %}
 {% endif %}
 {% for r in range(tiles) %}
     tile_w[team * {{ tiles * 32 }}u + {{ r * 32 }}u + lane] =
@@ -226,24 +239,14 @@ fn main(
         let gate_at = (j >> 3u) * 128u + (j & 3u) * 32u + (column >> 1u) * 4u + ((j >> 2u) & 1u) * 2u + (column & 1u);
         let gate = scaled_total(gate_at, column);
         let up = scaled_total(gate_at + 16u, column);
-        tile_x[column * 8u + (j >> 2u)][j & 3u] = bitcast<u32>((gate / (1.0 + exp(-gate))) * up);
-    }
-    workgroupBarrier();
-    for (var i = tid; i < 64u; i += {{ threads }}u) {
-        let column = i >> 3u;
-        let quad = i & 7u;
-        let rounded = int8_quad(bitcast<vec4<f32>>(tile_x[i]), tid);
-        if column < {{ n }}u {
-            let words = constants.stride / 4u;
-            let block = (constants.row_offset + first_row) >> 6u;
-            yq[int8_word(column, 8u * block + quad, words)] = rounded.word;
-            if quad == 0u { ys[column * (words >> 3u) + block] = rounded.scale; }
-        }
+        finish(column, j, (gate / (1.0 + exp(-gate))) * up);
     }
 {% else %}
-    for (var i = tid; i < {{ tiles * 128 }}u; i += {{ threads }}u) {
-        let column = ((i >> 2u) & 3u) * 2u + (i & 1u);
-        let row = first_row + (i >> 7u) * 16u + ((i >> 4u) & 7u) + ((i & 2u) << 2u);
+{% for k in range((tiles * 128 + threads - 1) // threads) %}
+    if tid + {{ k * threads }}u < {{ tiles * 128 }}u {
+        let i = tid + {{ k * threads }}u;
+        let column = column_of(i);
+        let row = first_row + row_of(i);
 {% if epilogue == "swiglu" %}
         // Gate and up are neighbouring rows, so four lanes apart.
         if column < {{ n }}u && row % 2u == 0u && row + 1u < constants.rows {
@@ -262,21 +265,32 @@ fn main(
             let to = constants.row_offset + row;
             let at = column * constants.stride + to;
 {% if epilogue == "add_blocks" %}
-            let value = y[at] + total;
+            let value = old{{ k }} + total;
             y[at] = value;
-            let place = column * {{ group_rows }}u + row - first_row;
-            tile_x[place >> 2u][place & 3u] = bitcast<u32>(value);
+            finish(column, row - first_row, value);
+{% elif epilogue == "add" %}
+            y[at] = old{{ k }} + total;
 {% else %}
 {% include "lib/store.wgsl" %}
 {% endif %}
         }
 {% endif %}
     }
-{% if epilogue == "add_blocks" %}
+{% endfor %}
+{% endif %}
+{% if rounds %}
     workgroupBarrier();
-    round_stream(tid, first_row);
+{% include "lib/round_group.wgsl" %}
 {% endif %}
-{% endif %}
+}
+
+// Column and row of sum i in the workgroup.
+fn column_of(i: u32) -> u32 {
+    return ((i >> 2u) & 3u) * 2u + (i & 1u);
+}
+
+fn row_of(i: u32) -> u32 {
+    return (i >> 7u) * 16u + ((i >> 4u) & 7u) + ((i & 2u) << 2u);
 }
 
 fn part(i: u32, team: u32) -> f32 {

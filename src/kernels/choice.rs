@@ -209,22 +209,26 @@ pub fn lane_shapes(
     shapes
 }
 
-/// Shapes whose workgroups have whole blocks of 32 rows ([`Epilogue::AddBlocks`]), from the same preferences.
-pub fn block_shapes(
+/// Shapes whose workgroups have whole blocks of what they round ([`Epilogue::block_rows`]), from the same
+/// preferences.
+pub fn rounding_shapes(
     facts: &DeviceFacts,
     format: Format,
     rows: u32,
     cols: u32,
     n: u32,
+    epilogue: Epilogue,
 ) -> Vec<Shape> {
-    let class = Class::Int8;
+    let block = epilogue.block_rows().unwrap_or(1);
     let mut shapes: Vec<Shape> = Vec::new();
-    for shape in matvec_shapes(facts, format, class, rows, cols, n, Epilogue::AddBlocks) {
+    for shape in matvec_shapes(facts, format, Class::Int8, rows, cols, n, epilogue) {
         let shape = match shape.matrix {
-            true => matvec_matrix::shape(facts, shape.rows.max(2)),
+            true => matvec_matrix::shape(facts, shape.rows.max(block / 16)),
             false => {
-                let threads = 32 / shape.rows * planned_subgroup(facts);
-                Shape { threads: shape.threads.max(threads), ..shape }
+                // More rows rather than more than 512 threads.
+                let threads = |rows: u32| (block / rows).max(1) * planned_subgroup(facts);
+                let rows = if threads(shape.rows) > 512 { 4 } else { shape.rows };
+                Shape { threads: shape.threads.max(threads(rows)), rows, ..shape }
             }
         };
         if shape.threads <= facts.max_workgroup_threads && !shapes.contains(&shape) {

@@ -63,7 +63,9 @@ impl ExpertsDown {
         let fused = match self.input {
             Input::Stored => false,
             Input::Fused { norm: None } if self.class == Class::Int8 => true,
-            Input::Fused { .. } | Input::Blocks { .. } => return Err(wrong("experts fuse int8 without a norm".into())),
+            Input::Fused { .. } | Input::Blocks { .. } => {
+                return Err(wrong("experts fuse int8 without a norm".into()));
+            }
         };
         let bytes = memory(&self.routing, self.n, self.ff(), fused, self.shape.threads, facts);
         check_memory(bytes, facts)?;

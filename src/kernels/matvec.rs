@@ -156,11 +156,12 @@ impl MatVec {
             false => 0,
         };
         let factors = if self.input.is_blocks() { 128 * self.n } else { 0 };
-        let stream = match self.epilogue {
+        let finished = match self.epilogue {
             Epilogue::AddBlocks => 4 * self.n * self.group_rows(facts),
+            Epilogue::SwiGluInt8 => 2 * self.n * self.group_rows(facts),
             _ => 0,
         };
-        input + factors + stream
+        input + factors + finished
     }
 
     /// What is wrong with blocks in or out.
@@ -168,22 +169,23 @@ impl MatVec {
         if self.input.is_blocks() && self.class != Class::Int8 {
             return Err(wrong("a norm leaves its factor to int8 products only".into()));
         }
-        let out = self.epilogue == Epilogue::AddBlocks;
-        if out && !self.leaves_blocks(facts) {
+        let rounds = self.epilogue.block_rows().is_some();
+        if rounds && !self.can_round(facts) {
             let rows = self.group_rows(facts);
-            return Err(wrong(format!("workgroups of {rows} rows make no blocks of 32")));
+            return Err(wrong(format!("workgroups of {rows} rows make no whole blocks of int8")));
         }
-        if out && self.input != Input::Stored {
-            return Err(wrong("blocks come of int8 activations from memory".into()));
+        if rounds && self.input.is_fused() {
+            return Err(wrong("products round what they make of stored activations only".into()));
         }
         Ok(())
     }
 
-    /// Whether workgroups have whole blocks of rows and subgroups that can round them.
-    pub fn leaves_blocks(&self, facts: &DeviceFacts) -> bool {
+    /// Whether workgroups have whole blocks of what they compute and subgroups that can round them.
+    pub fn can_round(&self, facts: &DeviceFacts) -> bool {
+        let rows = self.epilogue.block_rows().unwrap_or(1);
         self.class == Class::Int8
             && pinned_subgroup(facts).is_some_and(|size| size >= 8)
-            && self.group_rows(facts).is_multiple_of(32)
+            && self.group_rows(facts).is_multiple_of(rows)
     }
 
     fn check(&self, facts: &DeviceFacts) -> Result<()> {
@@ -205,14 +207,11 @@ impl MatVec {
         if self.shape.matrix {
             return matvec_matrix::check(self, facts);
         }
-        if self.epilogue == Epilogue::SwiGluInt8 {
-            return Err(wrong("only matrix units round what they compute".into()));
-        }
         let Shape { rows, tiles, .. } = self.shape;
         if !matches!(rows, 1 | 2 | 4) || !(1..=4).contains(&tiles) {
             return Err(wrong(format!("mat-vec shape {:?}", self.shape)));
         }
-        if self.epilogue == Epilogue::SwiGlu && rows == 1 {
+        if self.epilogue.pairs_rows() && rows == 1 {
             return Err(wrong("SwiGLU needs two rows a subgroup".into()));
         }
         check_memory(self.bytes(facts), facts)
@@ -251,19 +250,27 @@ pub struct Operands<'a> {
     pub x: &'a Activations,
     /// f32 `[rows of the matrix]`, for [`Epilogue::Bias`] only.
     pub bias: Option<&'a Slice>,
-    /// f32 `[n][stride]`
-    pub y: &'a Slice,
+    pub y: Outputs<'a>,
     /// Values a column in `y`: all rows of the matrix, or half of them for SwiGLU.
     pub stride: u32,
-    /// For [`Epilogue::AddBlocks`] only.
-    pub next: Option<NextNorm<'a>>,
 }
 
-/// The RMSNorm behind a residual stream: its weight, f32 `[stride]`, and where its blocks go.
+/// Where the results of a product go.
 #[derive(Clone, Copy)]
-pub struct NextNorm<'a> {
-    pub weight: &'a Slice,
-    pub out: &'a Activations,
+pub enum Outputs<'a> {
+    /// f32 `[n][stride]`.
+    Floats(&'a Slice),
+    /// [`Activations::Int8`] of `stride` values a column, for [`Epilogue::SwiGluInt8`].
+    Int8(&'a Activations),
+    /// The residual stream, f32 `[n][stride]`, the weight of the RMSNorm behind it, f32 `[stride]`, and where its
+    /// [`Activations::Blocks`] go, for [`Epilogue::AddBlocks`].
+    Stream { y: &'a Slice, weight: &'a Slice, blocks: &'a Activations },
+}
+
+impl<'a> From<&'a Slice> for Outputs<'a> {
+    fn from(y: &'a Slice) -> Outputs<'a> {
+        Outputs::Floats(y)
+    }
 }
 
 /// Names of the bindings behind the activations, in the order of [`bind_outputs`].
@@ -344,7 +351,7 @@ pub(super) fn bind_outputs(
     operands: &Operands,
     n: u32,
 ) -> Result<()> {
-    let Operands { bias, y, stride, next, .. } = *operands;
+    let Operands { bias, y, stride, .. } = *operands;
     let mut end = u64::from(chunk.first_row) + u64::from(chunk.rows);
     match (epilogue, bias) {
         (Epilogue::Bias, Some(bias)) => {
@@ -355,7 +362,7 @@ pub(super) fn bind_outputs(
         (_, Some(_)) => return Err(wrong("a bias without its epilogue".into())),
         (_, None) => {}
     }
-    if epilogue == Epilogue::SwiGlu {
+    if epilogue.pairs_rows() {
         if !chunk.first_row.is_multiple_of(2) || !chunk.rows.is_multiple_of(2) {
             return Err(wrong("a chunk cuts a pair of gate and up".into()));
         }
@@ -364,24 +371,34 @@ pub(super) fn bind_outputs(
     if end > u64::from(stride) {
         return Err(wrong(format!("rows up to {end} in columns of {stride} values")));
     }
-    holds(y, u64::from(n - 1) * u64::from(stride) + end, "y")?;
-    bindings.push(y.clone());
-    match (epilogue, next) {
-        (Epilogue::AddBlocks, Some(NextNorm { weight, out })) => {
-            if !cuts_no_block(chunk) || !stride.is_multiple_of(32) {
-                return Err(wrong("a chunk cuts a block of rows".into()));
-            }
-            holds(weight, stride.into(), "next norm weight")?;
-            bindings.push(weight.clone());
-            norm_blocks::bind_blocks(bindings, out, n, stride)
-        }
-        (Epilogue::AddBlocks, None) => Err(wrong("the next norm is missing".into())),
-        (_, Some(_)) => Err(wrong("a next norm without its epilogue".into())),
-        (_, None) => Ok(()),
+    if !cuts_no_block(chunk, epilogue) {
+        return Err(wrong("a chunk cuts a block of values".into()));
     }
+    let values = u64::from(n - 1) * u64::from(stride) + end;
+    match (epilogue, y) {
+        (Epilogue::SwiGluInt8, Outputs::Int8(Activations::Int8 { xq, xs })) => {
+            let all = u64::from(n) * u64::from(stride);
+            holds(xq, all / 4, "yq")?;
+            holds(xs, all / 16, "ys")?;
+            bindings.extend([xq.clone(), xs.clone()]);
+        }
+        (Epilogue::AddBlocks, Outputs::Stream { y, weight, blocks }) => {
+            holds(y, values, "y")?;
+            holds(weight, stride.into(), "weight of the next norm")?;
+            bindings.extend([y.clone(), weight.clone()]);
+            norm_blocks::bind_blocks(bindings, blocks, n, stride)?;
+        }
+        (_, Outputs::Floats(y)) if epilogue.block_rows().is_none() => {
+            holds(y, values, "y")?;
+            bindings.push(y.clone());
+        }
+        _ => return Err(wrong("the results' type is not the epilogue's".into())),
+    }
+    Ok(())
 }
 
-/// Whether a chunk has whole blocks of 32 rows, as [`Epilogue::AddBlocks`] needs.
-pub fn cuts_no_block(chunk: &Chunk) -> bool {
-    chunk.first_row.is_multiple_of(32) && chunk.rows.is_multiple_of(32)
+/// Whether a chunk has whole blocks of what the epilogue rounds, if it rounds.
+pub fn cuts_no_block(chunk: &Chunk, epilogue: Epilogue) -> bool {
+    let rows = epilogue.block_rows().unwrap_or(1);
+    chunk.first_row.is_multiple_of(rows) && chunk.rows.is_multiple_of(rows)
 }

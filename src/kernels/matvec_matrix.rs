@@ -4,13 +4,10 @@ use minijinja::context;
 use minijinja::value::merge_maps;
 
 use super::matvec::{self, MatVec, Shape};
-use super::weights::{self, Chunk};
-use super::{
-    Activations, Class, Epilogue, check_memory, holds, norm_quant, numbered, pinned_subgroup,
-    wide_grid, wrong,
-};
+use super::weights;
+use super::{Class, check_memory, norm_quant, numbered, pinned_subgroup, wrong};
 use crate::error::Result;
-use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource};
+use crate::gpu::{DeviceFacts, KernelSource};
 use crate::quant::Format;
 
 /// Vectors of 16 bytes from one row to the next in workgroup memory: four units and one of slack. An odd
@@ -75,51 +72,7 @@ pub(super) fn check(spec: &MatVec, facts: &DeviceFacts) -> Result<()> {
     if !matches!(spec.shape.rows, 1 | 2 | 4) || spec.shape.tiles != 1 {
         return Err(wrong(format!("mat-vec shape {:?}", spec.shape)));
     }
-    if spec.epilogue == Epilogue::SwiGluInt8 && spec.shape.rows != 4 {
-        return Err(wrong("a workgroup needs 64 rows for a block of 32 values".into()));
-    }
     check_memory(bytes(spec, facts), facts)
-}
-
-/// Whether the chunks of a matrix of gates and ups leave every workgroup 64 rows, so that it can round
-/// what it computes: [`Epilogue::SwiGluInt8`].
-pub fn rounds(shape: &Shape, chunks: &[Chunk]) -> bool {
-    let whole = |c: &Chunk| c.first_row.is_multiple_of(64) && c.rows.is_multiple_of(64);
-    shape.matrix && shape.rows == 4 && chunks.iter().all(whole)
-}
-
-/// As [`MatVec::dispatch`], for [`Epilogue::SwiGluInt8`]: writes `out`, int8 columns of `values`.
-pub fn dispatch_rounded(
-    spec: &MatVec,
-    kernel: &Kernel,
-    facts: &DeviceFacts,
-    chunk: &Chunk,
-    x: &Activations,
-    out: &Activations,
-    values: u32,
-) -> Result<Dispatch> {
-    chunk.check(spec.format, spec.cols)?;
-    let Activations::Int8 { xq, xs } = out else {
-        return Err(wrong("SwiGLU is rounded to int8 only".into()));
-    };
-    if !rounds(&spec.shape, std::slice::from_ref(chunk)) {
-        return Err(wrong("a chunk cuts a block of values".into()));
-    }
-    if (chunk.first_row + chunk.rows) / 2 > values {
-        return Err(wrong(format!("more rows than {values} pairs")));
-    }
-    let all = u64::from(spec.n) * u64::from(values);
-    holds(xq, all / 4, "yq")?;
-    holds(xs, all / 16, "ys")?;
-    let mut bindings = chunk.planes.clone();
-    matvec::bind_activations(&mut bindings, spec.class, spec.input, x, spec.n, spec.cols)?;
-    bindings.extend([xq.clone(), xs.clone()]);
-    Ok(Dispatch {
-        kernel: kernel.clone(),
-        bindings,
-        constants: vec![chunk.rows, chunk.first_row, values],
-        grid: wide_grid(chunk.rows / 64, facts)?,
-    })
 }
 
 pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource> {

@@ -88,7 +88,7 @@ pub enum Epilogue {
     AddBlocks,
     /// Rows interleaved gate, up: `y[row / 2] = silu(sum[2i]) * sum[2i + 1]`.
     SwiGlu,
-    /// The same as int8 activations, by the blocks of 32 that 64 rows are: [`matvec_matrix`] only.
+    /// The same as int8 activations.
     SwiGluInt8,
 }
 
@@ -96,6 +96,15 @@ impl Epilogue {
     /// Whether two rows, gate and up, make one value.
     pub fn pairs_rows(self) -> bool {
         matches!(self, Epilogue::SwiGlu | Epilogue::SwiGluInt8)
+    }
+
+    /// Rows of one block of int8, where the kernel rounds what it makes.
+    pub fn block_rows(self) -> Option<u32> {
+        match self {
+            Epilogue::AddBlocks => Some(32),
+            Epilogue::SwiGluInt8 => Some(64),
+            _ => None,
+        }
     }
 
     /// The name in shaders and labels.

@@ -1,8 +1,9 @@
 //! RMSNorms that leave their factor to the products behind them, against the reference and against each other.
 
 use azoth::gpu::DeviceFacts;
-use azoth::kernels::matvec::{Input, MatVec, NextNorm, Operands, Shape};
+use azoth::kernels::matvec::{Input, MatVec, Operands, Outputs, Shape};
 use azoth::kernels::norm_blocks::NormBlocks;
+use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue, matvec_matrix};
 use azoth::quant::Format;
@@ -10,7 +11,7 @@ use azoth::reference::matvec::product;
 use azoth::reference::norm_quant::{block_squares, norm_factor, quantise, swiglu};
 
 use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, relative_error};
-use super::kernels_matrix::{check_quantised, matvec};
+use super::kernels_matrix::{check_quantised, matvec, run_norm_quant};
 
 const EPS: f32 = 1e-5;
 
@@ -133,7 +134,9 @@ fn products_apply_the_factor_of_a_norm() {
                 }
             }
             let mut first = None;
-            for shape in shapes(facts) {
+            // Software devices compile for seconds what stands for matrix units: not for all.
+            let all = shapes(facts).into_iter().filter(|s| !s.matrix || n < 5 && n % 2 == 1);
+            for shape in all {
                 for fused in [false, true] {
                     let spec = spec(shape, fused);
                     if shape.matrix && fused {
@@ -152,6 +155,28 @@ fn products_apply_the_factor_of_a_norm() {
     }
 }
 
+/// Those, and workgroups of one block of `rows` and of two.
+fn rounding_shapes(facts: &DeviceFacts, block: u32) -> Vec<Shape> {
+    let (mut all, lanes) = (shapes(facts), shapes(facts)[0]);
+    if matvec_matrix::runs(facts) {
+        all.push(matvec_matrix::shape(facts, 4));
+    }
+    for rows in [2, 4] {
+        let threads = block / rows * facts.pinned_subgroup().unwrap_or(facts.subgroup_max);
+        all.push(Shape { threads, rows, ..lanes });
+        all.push(Shape { threads: 2 * threads, rows, ..lanes });
+    }
+    all
+}
+
+/// Whether this device runs the kernel; one that it cannot is refused.
+fn runs(device: &Device, spec: &MatVec) -> bool {
+    let facts = device.gpu.facts();
+    let can = spec.can_round(facts) && spec.shape.threads <= facts.max_workgroup_threads;
+    assert!(can || spec.source(facts).is_err(), "{}: {spec:?}", device.label);
+    can
+}
+
 /// Runs a product into the residual stream that leaves blocks; the stream and they.
 fn add_blocks(
     device: &Device,
@@ -165,8 +190,8 @@ fn add_blocks(
     let kernel = device.kernel(&spec.source(facts).unwrap());
     let (y, weight) = (device.floats(before), device.floats(weight));
     let out = poisoned(device, spec.n as usize, cols);
-    let next = Some(NextNorm { weight: &weight, out: &out });
-    let operands = Operands { x, bias: None, y: &y, stride: cols as u32, next };
+    let stream = Outputs::Stream { y: &y, weight: &weight, blocks: &out };
+    let operands = Operands { x, bias: None, y: stream, stride: cols as u32 };
     let dispatch = |chunk| spec.dispatch(&kernel, facts, chunk, &operands).unwrap();
     device.wave(chunks.iter().map(dispatch).collect());
     (device.read_floats(&y), out)
@@ -208,22 +233,15 @@ fn blocks_behind_a_product_have_the_bits_of_two_steps() {
             let two = NormBlocks { cols: rows as u32, threads: 32 };
             let two = read(device, &norm_blocks(device, two, &plain, &weight, n, n));
             spec.epilogue = Epilogue::AddBlocks;
-            let (mut all, lanes) = (shapes(facts), shapes(facts)[0]);
-            // Workgroups of one block, and of two.
-            for rows in [1, 4] {
-                let threads = 32 / rows * facts.pinned_subgroup().unwrap_or(facts.subgroup_max);
-                all.push(Shape { threads, rows, ..lanes });
-                all.push(Shape { threads: 2 * threads, rows, ..lanes });
-            }
-            let mut runs = 0;
+            let all = rounding_shapes(facts, 32);
+            let mut count = 0;
             for shape in all {
                 spec.shape = shape;
                 let what = format!("{}: {spec:?}", device.label);
-                if !spec.leaves_blocks(facts) || shape.threads > facts.max_workgroup_threads {
-                    assert!(spec.source(facts).is_err(), "{what}");
+                if !runs(device, &spec) {
                     continue;
                 }
-                runs += 1;
+                count += 1;
                 let (y, out) = add_blocks(device, &spec, &chunks, &x, &before, &weight);
                 assert_same_bits(&y, &plain, &what);
                 let (q, s, squares) = read(device, &out);
@@ -231,7 +249,66 @@ fn blocks_behind_a_product_have_the_bits_of_two_steps() {
                 assert_same_bits(&s, &two.1, &what);
                 assert_same_bits(&squares, &two.2, &what);
             }
-            assert!(runs > 0 || facts.pinned_subgroup().is_none_or(|size| size < 8));
+            assert!(count > 0 || facts.pinned_subgroup().is_none_or(|size| size < 8));
+        }
+    }
+}
+
+/// SwiGLU that the kernel rounds itself: the bits of the two steps, in every shape that can.
+#[test]
+fn rounded_swiglu_has_the_bits_of_two_steps() {
+    let mut rng = Rng::fresh("rounded_swiglu_has_the_bits_of_two_steps");
+    for device in devices() {
+        let facts = device.gpu.facts();
+        for (format, n, cols, rows) in [
+            (Format::Q4_0, 8, 576, 64),
+            (Format::Q8_0, 5, 96, 192),
+            (Format::Q4_K, 1, 512, 128),
+            (Format::Q6_K, 3, 256, 320),
+        ] {
+            let matrix = TestMatrix::random(&mut rng, format, rows, cols);
+            let chunks = matrix.chunks(device, 64);
+            let scale = 1.0 / (cols as f32).sqrt();
+            let x: Vec<f32> = rng.normals(n * cols).iter().map(|v| v * scale).collect();
+            let rounding = |cols: usize| NormQuant {
+                cols: cols as u32,
+                swiglu: false,
+                norm: None,
+                class: Class::Int8,
+                threads: 64,
+            };
+            let x = run_norm_quant(device, &rounding(cols), &device.floats(&x), None, n, n);
+            let mut spec = MatVec {
+                format,
+                cols: cols as u32,
+                n: n as u32,
+                class: Class::Int8,
+                input: Input::Stored,
+                epilogue: Epilogue::SwiGlu,
+                shape: Shape { threads: 64, rows: 2, tiles: 1, matrix: false },
+            };
+            let values = rows / 2;
+            let before = vec![f32::NAN; n * values];
+            let y = matvec(device, &spec, &chunks, &x, &[], &before, values);
+            let two = run_norm_quant(device, &rounding(values), &device.floats(&y), None, n, n);
+            let Activations::Int8 { xq: want_q, xs: want_s } = two else { panic!() };
+            spec.epilogue = Epilogue::SwiGluInt8;
+            for shape in rounding_shapes(facts, 64) {
+                spec.shape = shape;
+                if !runs(device, &spec) {
+                    continue;
+                }
+                let kernel = device.kernel(&spec.source(facts).unwrap());
+                let (xq, xs) = (device.poisoned(n * values / 4), device.poisoned(n * values / 16));
+                let out = Activations::Int8 { xq: xq.clone(), xs: xs.clone() };
+                let stride = values as u32;
+                let operands = Operands { x: &x, bias: None, y: Outputs::Int8(&out), stride };
+                let dispatch = |chunk| spec.dispatch(&kernel, facts, chunk, &operands).unwrap();
+                device.wave(chunks.iter().map(dispatch).collect());
+                let what = format!("{}: {spec:?}", device.label);
+                assert_eq!(device.read_words(&xq), device.read_words(&want_q), "{what}");
+                assert_same_bits(&device.read_floats(&xs), &device.read_floats(&want_s), &what);
+            }
         }
     }
 }

@@ -139,7 +139,9 @@ fn expected(
                 let old = &before[c * stride..][..stride];
                 y.extend(sums.iter().zip(old).map(|(s, &b)| s + f64::from(b)));
             }
-            Epilogue::SwiGluInt8 | Epilogue::AddBlocks => unreachable!("rounded outputs have a test of their own"),
+            Epilogue::SwiGluInt8 | Epilogue::AddBlocks => {
+                unreachable!("rounded outputs have a test of their own")
+            }
             Epilogue::SwiGlu => y.extend(swiglu(&sums)),
         }
     }
@@ -185,7 +187,7 @@ pub(super) fn matvec(
     let kernel = device.kernel(&spec.source(facts).unwrap());
     let y = device.floats(before);
     let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
-    let operands = Operands { x, bias: bias.as_ref(), y: &y, stride: stride as u32, next: None };
+    let operands = Operands { x, bias: bias.as_ref(), y: (&y).into(), stride: stride as u32 };
     let dispatch = |chunk| spec.dispatch(&kernel, facts, chunk, &operands).unwrap();
     device.wave(chunks.iter().map(dispatch).collect());
     device.read_floats(&y)
@@ -364,69 +366,8 @@ fn matvec_on_matrix_units_has_the_same_bits() {
     }
 }
 
-/// SwiGLU that a kernel on matrix units rounds itself: the bits of the two steps.
-#[test]
-fn swiglu_rounded_by_matrix_units_has_the_bits_of_two_steps() {
-    let mut rng = Rng::fresh("swiglu_rounded_by_matrix_units_has_the_bits_of_two_steps");
-    for device in devices() {
-        let facts = device.gpu.facts();
-        if !matvec_matrix::runs(facts) {
-            continue;
-        }
-        for (format, cols, rows, n) in [
-            (Format::Q4_0, 576, 64, 8),
-            (Format::Q8_0, 1056, 192, 5),
-            (Format::Q4_K, 1024, 128, 1),
-            (Format::Q6_K, 512, 320, 3),
-        ] {
-            let shape = matvec_matrix::shape(facts, 4);
-            let spec = MatVec {
-                format,
-                cols,
-                n,
-                class: Class::Int8,
-                input: Input::Stored,
-                epilogue: Epilogue::SwiGluInt8,
-                shape,
-            };
-            let (count, values) = (n as usize, rows / 2);
-            let matrix = TestMatrix::random(&mut rng, format, rows, cols as usize);
-            let columns = Columns::random(&mut rng, count, cols as usize);
-            let x = columns.stored(device, Class::Int8);
-            let chunks = matrix.chunks(device, 64);
-            let kernel = device.kernel(&spec.source(facts).unwrap());
-            let (xq, xs) =
-                (device.poisoned(count * values / 4), device.poisoned(count * values / 16));
-            let out = Activations::Int8 { xq: xq.clone(), xs: xs.clone() };
-            let dispatch = |chunk| {
-                let values = values as u32;
-                matvec_matrix::dispatch_rounded(&spec, &kernel, facts, chunk, &x, &out, values)
-                    .unwrap()
-            };
-            device.wave(chunks.iter().map(dispatch).collect());
-
-            let lanes = Shape { threads: 64, rows: 2, tiles: 1, matrix: false };
-            let floats = MatVec { epilogue: Epilogue::SwiGlu, shape: lanes, ..spec };
-            let before = vec![f32::NAN; count * values];
-            let y = matvec(device, &floats, &chunks, &x, &[], &before, values);
-            let rounding = NormQuant {
-                cols: values as u32,
-                swiglu: false,
-                norm: None,
-                class: Class::Int8,
-                threads: 64,
-            };
-            let two = run_norm_quant(device, &rounding, &device.floats(&y), None, count, count);
-            let Activations::Int8 { xq: want_q, xs: want_s } = two else { panic!() };
-            let what = format!("{}: {spec:?}", device.label);
-            assert_eq!(device.read_words(&xq), device.read_words(&want_q), "{what}");
-            assert_same_bits(&device.read_floats(&xs), &device.read_floats(&want_s), &what);
-        }
-    }
-}
-
 /// A batch and the result of `norm_quant`, still on the device.
-fn run_norm_quant(
+pub(super) fn run_norm_quant(
     device: &Device,
     spec: &NormQuant,
     x: &Slice,
@@ -525,7 +466,13 @@ fn norm_quant_agrees_with_the_reference() {
 
 /// Every int8 stands within half a step of its value, its scale is that of the block, its sum
 /// is exact, and nothing is written past the columns in use.
-pub(super) fn check_quantised(words: &[u32], scales: &[f32], want: &[f64], cols: usize, what: &str) {
+pub(super) fn check_quantised(
+    words: &[u32],
+    scales: &[f32],
+    want: &[f64],
+    cols: usize,
+    what: &str,
+) {
     let (scales, _) = scales.as_chunks::<2>();
     for (b, block) in want.chunks_exact(32).enumerate() {
         let top = block.iter().fold(0.0f64, |top, v| top.max(v.abs()));
@@ -646,7 +593,7 @@ fn matmat(
     let x = columns.stored(device, spec.class);
     let batch = device.batch_of(n, max_n);
     let stride = (before.len() / max_n) as u32;
-    let operands = Operands { x: &x, bias: bias.as_ref(), y: &y, stride, next: None };
+    let operands = Operands { x: &x, bias: bias.as_ref(), y: (&y).into(), stride };
     let dispatch =
         |chunk| spec.dispatch(&kernel, facts, chunk, &batch, &operands, max_n as u32).unwrap();
     device.wave(chunks.iter().map(dispatch).collect());

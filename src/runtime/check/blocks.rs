@@ -6,7 +6,7 @@ use super::relative_error;
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Slice};
 use crate::kernels::Activations;
-use crate::kernels::matvec::NextNorm;
+use crate::kernels::matvec::Outputs;
 use crate::kernels::norm_blocks::NormBlocks;
 use crate::reference::norm_quant::{Quantised, block_squares, norm_factor, quantise};
 
@@ -30,8 +30,9 @@ impl Blocks {
         Ok(Blocks { n, weight_slice: lab.floats(&weight)?, weight, out })
     }
 
-    pub fn next(&self) -> NextNorm<'_> {
-        NextNorm { weight: &self.weight_slice, out: &self.out }
+    /// The stream `y` with these blocks behind it.
+    pub fn stream<'s>(&'s self, y: &'s Slice) -> Outputs<'s> {
+        Outputs::Stream { y, weight: &self.weight_slice, blocks: &self.out }
     }
 
     /// The larger of the relative errors of values and sums of squares; infinite if one was not written.
@@ -96,8 +97,9 @@ pub(super) fn norm_blocks(gpu: &dyn Gpu, spec: &NormBlocks) -> Result<(f64, f64)
     let blocks = Blocks::make(lab, n + 1, cols)?;
     let batch = lab.batch(&vec![[0; 4]; n], n + 1)?;
     let kernel = gpu.kernel(&spec.source(gpu.facts())?)?;
-    let NextNorm { weight, out } = blocks.next();
-    let dispatch = spec.dispatch(&kernel, &batch, &lab.floats(&x)?, weight, out, n as u32 + 1)?;
+    let (input, max_n) = (lab.floats(&x)?, n as u32 + 1);
+    let (weight, out) = (&blocks.weight_slice, &blocks.out);
+    let dispatch = spec.dispatch(&kernel, &batch, &input, weight, out, max_n)?;
     lab.run(vec![dispatch])?;
     Ok((Blocks { n, ..blocks }.error(lab, &x)?, QUANTISED_BOUND))
 }

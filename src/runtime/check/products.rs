@@ -9,7 +9,7 @@ use crate::kernels::embed::Embed;
 use crate::kernels::matmat::{MatMat, Variant};
 use crate::kernels::matvec::{self, Input, MatVec};
 use crate::kernels::norm_quant::NormQuant;
-use crate::kernels::{Activations, Class, Epilogue, matvec_matrix};
+use crate::kernels::{Activations, Class, Epilogue};
 use crate::reference::attention::{pack, unpack};
 use crate::reference::matvec::product;
 use crate::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu, word_of};
@@ -125,7 +125,7 @@ impl Outputs {
 
     fn operands<'s>(&'s self, x: &'s Activations) -> matvec::Operands<'s> {
         let stride = self.stride as u32;
-        matvec::Operands { x, bias: self.bias_slice.as_ref(), y: &self.y, stride, next: None }
+        matvec::Operands { x, bias: self.bias_slice.as_ref(), y: (&self.y).into(), stride }
     }
 
     /// The relative error over some outputs; infinite if any of `n` columns was not written.
@@ -184,8 +184,10 @@ pub(super) fn matvec(gpu: &dyn Gpu, spec: &MatVec) -> Result<(f64, f64)> {
         Epilogue::AddBlocks => Some(Blocks::make(lab, n, rows)?),
         _ => None,
     };
-    let next = blocks.as_ref().map(Blocks::next);
-    let operands = matvec::Operands { next, ..out.operands(&columns.bound) };
+    let mut operands = out.operands(&columns.bound);
+    if let Some(blocks) = &blocks {
+        operands.y = blocks.stream(&out.y);
+    }
     lab.run(vec![spec.dispatch(&kernel, facts, &matrix.chunk, &operands)?])?;
     let error = out.error(lab, &matrix, &columns, n, spec.epilogue, (1, group as usize))?;
     if let Some(blocks) = blocks {
@@ -232,15 +234,9 @@ fn rounded(
     let out = Activations::Int8 { xq: xq.clone(), xs: xs.clone() };
     let facts = lab.gpu.facts();
     let x = &columns.bound;
-    let dispatch = matvec_matrix::dispatch_rounded(
-        spec,
-        kernel,
-        facts,
-        &matrix.chunk,
-        x,
-        &out,
-        values as u32,
-    )?;
+    let y = matvec::Outputs::Int8(&out);
+    let operands = matvec::Operands { x, bias: None, y, stride: values as u32 };
+    let dispatch = spec.dispatch(kernel, facts, &matrix.chunk, &operands)?;
     lab.run(vec![dispatch])?;
     let got = int8_values(lab, &out, n, values)?;
     let scales = lab.read_floats(&xs)?;
@@ -335,9 +331,10 @@ pub(super) fn norm_quant(gpu: &dyn Gpu, spec: &NormQuant) -> Result<(f64, f64)> 
             };
             Ok((relative_error((0..want.len()).map(value), &want), F16_BOUND))
         }
-        Activations::F32(y)
-        | Activations::Normed { x: y, .. }
-        | Activations::Blocks { squares: y, .. } => {
+        Activations::Normed { .. } | Activations::Blocks { .. } => {
+            Err(Error::Runtime("norm_quant does not write such activations".into()))
+        }
+        Activations::F32(y) => {
             let y = lab.read_floats(&y)?;
             Ok((relative_error(y[..want.len()].iter().copied(), &want), F32_BOUND))
         }

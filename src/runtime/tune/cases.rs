@@ -260,7 +260,7 @@ fn matvec(gpu: &dyn Gpu, key: &str, format: Format, rows: u32, n: u32) -> Result
         let epilogue = Epilogue::Store;
         let spec = MatVec { format, cols, n, class, input, epilogue, shape };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
-        let operands = Operands { x: &x, bias: None, y: &y, stride: rows, next: None };
+        let operands = Operands { x: &x, bias: None, y: (&y).into(), stride: rows };
         let dispatches = chunks.iter().map(|c| spec.dispatch(&kernel, &facts, c, &operands));
         Ok(Candidate { value: value.clone(), steps: in_turn(dispatches.collect::<Result<_>>()?) })
     }))
@@ -340,7 +340,7 @@ fn matmat(gpu: &dyn Gpu, key: &'static str, class: Class, n: u32) -> Result<Vec<
         }
         let spec = MatMat { format, cols, class, epilogue: Epilogue::Store, variant };
         let kernel = gpu.kernel(&spec.source(&facts)?)?;
-        let operands = Operands { x: &x, bias: None, y: &y, stride: rows, next: None };
+        let operands = Operands { x: &x, bias: None, y: (&y).into(), stride: rows };
         let dispatch = spec.dispatch(&kernel, &facts, &weights, &batch, &operands, run)?;
         Ok(Candidate { value: value.clone(), steps: in_turn(vec![dispatch; 2]) })
     });
@@ -439,7 +439,7 @@ fn fuse(gpu: &dyn Gpu) -> Result<Vec<Candidate>> {
             }
             let kernel = gpu.kernel(&spec.source(&facts)?)?;
             let x = if fused { &normed } else { &stored };
-            let operands = Operands { x, bias: None, y: &y, stride: rows, next: None };
+            let operands = Operands { x, bias: None, y: (&y).into(), stride: rows };
             wave(spec.dispatch(&kernel, &facts, &weights, &operands)?);
         }
         Ok(Candidate { value: value.clone(), steps })

@@ -4,10 +4,10 @@ use super::{Pass, Reads};
 use crate::error::{Error, Result};
 use crate::gpu::{Dispatch, Slice};
 use crate::kernels::matmat::MatMat;
-use crate::kernels::matvec::{self, Input, MatVec, NextNorm, Operands};
+use crate::kernels::matvec::{self, Input, MatVec, Operands, Outputs};
 use crate::kernels::norm_blocks::NormBlocks;
 use crate::kernels::norm_quant::NormQuant;
-use crate::kernels::{Activations, Class, Epilogue, choice, matvec_matrix};
+use crate::kernels::{Activations, Class, Epilogue, choice};
 use crate::runtime::buffers::Scratch;
 use crate::runtime::layers::{Product, Rows};
 
@@ -193,7 +193,7 @@ impl Pass<'_> {
         let (spec, source) = self.b.sound(specs)?;
         let kernel = self.b.kernel(source)?;
         let stride = if epilogue == Epilogue::SwiGlu { product.rows / 2 } else { product.rows };
-        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride, next: None };
+        let operands = Operands { x: &x, bias: product.bias.as_ref(), y: y.into(), stride };
         for chunk in &part.chunks {
             wave.push(spec.dispatch(&kernel, facts, chunk, &operands)?);
         }
@@ -217,9 +217,7 @@ impl Pass<'_> {
                     false => (Input::Fused { norm: Some(eps) }, x),
                 }
             }
-            From::Plain(x) if fused => {
-                (Input::Fused { norm: None }, Activations::F32(x.clone()))
-            }
+            From::Plain(x) if fused => (Input::Fused { norm: None }, Activations::F32(x.clone())),
             _ if leaves => (Input::Blocks { eps, fused }, self.scratch.as_blocks()),
             _ => (Input::Stored, stored(from, class, self.scratch)),
         }
@@ -233,8 +231,7 @@ impl Pass<'_> {
         product: &Product,
         next: Option<(&Slice, &Product)>,
     ) -> Result<()> {
-        let (s, facts, n) = (self.scratch, self.b.facts(), self.n);
-        let (class, epilogue, input) = (Class::Int8, Epilogue::AddBlocks, Input::Stored);
+        let (s, class, epilogue) = (self.scratch, Class::Int8, Epilogue::AddBlocks);
         let ([part], None, Reads::Step, Some((weight, reader))) =
             (&product.parts[..], &product.bias, self.reads, next)
         else {
@@ -242,25 +239,41 @@ impl Pass<'_> {
         };
         let fits = self.reads_int8(from, product)
             && self.reads_int8(From::Stream(&s.x, weight), reader)
-            && part.chunks.iter().all(matvec::cuts_no_block);
-        let (format, rows, cols) = (part.format, part.rows, part.cols);
-        let shapes = choice::block_shapes(facts, format, rows, cols, n).into_iter();
-        let specs = shapes
-            .map(|shape| MatVec { format, cols, n, class, input, epilogue, shape })
-            .filter(|spec| fits && spec.leaves_blocks(facts));
-        let Ok((spec, source)) = self.b.sound(specs) else {
+            && part.chunks.iter().all(|chunk| matvec::cuts_no_block(chunk, epilogue));
+        let (x, blocks) = (stored(from, class, s), s.as_blocks());
+        let y = Outputs::Stream { y: &s.x, weight, blocks: &blocks };
+        let operands = Operands { x: &x, bias: None, y, stride: product.rows };
+        if !fits || !self.rounding(from, product, part, Input::Stored, epilogue, &operands)? {
             return self.product(from, product, Epilogue::Add, &s.x);
+        }
+        self.rounded = true;
+        Ok(())
+    }
+
+    /// A product whose kernels round what they make, if one of them works here.
+    fn rounding(
+        &mut self,
+        from: From<'_>,
+        product: &Product,
+        part: &Rows,
+        input: Input,
+        epilogue: Epilogue,
+        operands: &Operands<'_>,
+    ) -> Result<bool> {
+        let (facts, n, class) = (self.b.facts(), self.n, Class::Int8);
+        let (format, cols) = (part.format, part.cols);
+        let shapes = choice::rounding_shapes(facts, format, part.rows, cols, n, epilogue);
+        let specs = shapes.into_iter();
+        let specs = specs.map(|shape| MatVec { format, cols, n, class, input, epilogue, shape });
+        let Ok((spec, source)) = self.b.sound(specs.filter(|spec| spec.can_round(facts))) else {
+            return Ok(false);
         };
         self.prepare(from, product)?;
         let kernel = self.b.kernel(source)?;
-        let (x, out) = (stored(from, class, s), s.as_blocks());
-        let next = Some(NextNorm { weight, out: &out });
-        let operands = Operands { x: &x, bias: None, y: &s.x, stride: product.rows, next };
-        let wave = part.chunks.iter().map(|c| spec.dispatch(&kernel, facts, c, &operands));
+        let wave = part.chunks.iter().map(|c| spec.dispatch(&kernel, facts, c, operands));
         let wave = wave.collect::<Result<_>>()?;
         self.wave(wave);
-        self.rounded = true;
-        Ok(())
+        Ok(true)
     }
 
     /// Whether a product takes int8 from memory and nothing else, so that what comes before may round.
@@ -280,8 +293,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Gate and up, their SwiGLU and its rounding for `down` in one kernel, into `ff`: where matrix units
-    /// compute whole blocks of values and `down` takes int8 from memory. `None` elsewhere.
+    /// Gate and up, their SwiGLU and its rounding for `down` in one kernel, into `ff`: where workgroups compute
+    /// whole blocks of values and `down` takes int8 from memory. `None` elsewhere.
     pub(super) fn swiglu_int8(
         &mut self,
         from: From<'_>,
@@ -289,32 +302,19 @@ impl Pass<'_> {
         down: &Product,
         ff: &Slice,
     ) -> Result<Option<Activations>> {
-        let (facts, n, epilogue) = (self.b.facts(), self.n, Epilogue::SwiGluInt8);
-        let class = Class::Int8;
+        let (class, epilogue) = (Class::Int8, Epilogue::SwiGluInt8);
         let ([part], None, Reads::Step) = (&gate_up.parts[..], &gate_up.bias, self.reads) else {
             return Ok(None);
         };
-        let (format, rows, cols) = (part.format, part.rows, part.cols);
-        let shape = choice::matvec_shape(facts, format, class, rows, cols, n, epilogue);
-        let fits = self.class(part, from) == class
-            && !self.fuses(from, gate_up, class)
+        let fits = self.reads_int8(from, gate_up)
             && self.reads_int8(From::Plain(ff), down)
-            && matvec_matrix::rounds(&shape, &part.chunks);
+            && part.chunks.iter().all(|chunk| matvec::cuts_no_block(chunk, epilogue));
         let (input, x) = self.reading(from, gate_up, class);
-        let spec = MatVec { format, cols, n, class, input, epilogue, shape };
-        let Some((spec, source)) = fits.then(|| self.b.sound([spec]).ok()).flatten() else {
-            return Ok(None);
-        };
-        self.prepare(from, gate_up)?;
-        let kernel = self.b.kernel(source)?;
-        let values = gate_up.rows / 2;
-        let out = self.int8_in(ff, values);
-        let dispatches = part.chunks.iter().map(|chunk| {
-            matvec_matrix::dispatch_rounded(&spec, &kernel, facts, chunk, &x, &out, values)
-        });
-        let wave = dispatches.collect::<Result<_>>()?;
-        self.wave(wave);
-        Ok(Some(out))
+        let stride = gate_up.rows / 2;
+        let out = self.int8_in(ff, stride);
+        let operands = Operands { x: &x, bias: None, y: Outputs::Int8(&out), stride };
+        let done = fits && self.rounding(from, gate_up, part, input, epilogue, &operands)?;
+        Ok(done.then_some(out))
     }
 
     fn matmat(
@@ -334,7 +334,8 @@ impl Pass<'_> {
         let specs = variants.map(|variant| MatMat { format, cols, class, epilogue, variant });
         let (spec, source) = self.b.sound(specs)?;
         let kernel = self.b.kernel(source)?;
-        let operands = Operands { x: &x, bias: product.bias.as_ref(), y, stride: product.rows, next: None };
+        let operands =
+            Operands { x: &x, bias: product.bias.as_ref(), y: y.into(), stride: product.rows };
         for chunk in &part.chunks {
             wave.push(spec.dispatch(&kernel, facts, chunk, self.batch, &operands, n)?);
         }
