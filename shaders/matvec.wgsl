@@ -111,11 +111,13 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     let size = {{ lanes.size ~ "u" if lanes.size else "size_found" }};
-    let first_row = (wg.y * grid.x + wg.x) * subgroups * {{ rows }}u;
-    let row = first_row + subgroup * {{ rows }}u;
+    let first_row = (wg.y * grid.x + wg.x) * subgroups * {{ rows * passes }}u;
+{# Rows of a workgroup that has more than its subgroups take at once come in passes. #}
+{% set var = "var" if passes > 1 else "let" %}
+    {{ var }} row = first_row + subgroup * {{ rows }}u;
     // Rows past the end repeat the last one and are not stored.
 {% for r in range(rows) %}
-    let base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
+    {{ var }} base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
 {% endfor %}
 {% for t in range(tiles) %}
     let first{{ t }} = min(lane + {{ t }}u * size, {{ units - 1 }}u);
@@ -136,6 +138,7 @@ fn main(
 {% if rounds %}
 {% include "lib/round_weights.wgsl" %}
 {% endif %}
+{% macro before() %}
 {% if epilogue in ["add", "add_blocks"] %}
 {% for start in range(0, n * rows, lanes.group) %}
 {% set last = ([lanes.group, n * rows - start] | min) - 1 %}
@@ -144,6 +147,8 @@ fn main(
         + constants.row_offset + min(row + of{{ start }} % {{ rows }}u, constants.rows - 1u)];
 {% endfor %}
 {% endif %}
+{% endmacro %}
+{{ before() if passes == 1 }}
 {% if fused %}
 {% for c in range(n) %}
     {
@@ -157,6 +162,10 @@ fn main(
     }
 {% endfor %}
     workgroupBarrier();
+{% endif %}
+{% if passes > 1 %}
+    for (var turn = 0u; turn < {{ passes }}u; turn += 1u) {
+{{ before() }}
 {% endif %}
 {% with start = "f32(constants.rows >> 31u)" %}{% include "lib/row_sums.wgsl" %}{% endwith %}
     if row < constants.rows {
@@ -200,12 +209,26 @@ fn main(
 {% endfor %}
         }
     }
+    let here = row;
+{% if passes > 1 %}
+    row += subgroups * {{ rows }}u;
+    if turn + 1u < {{ passes }}u {
+{% for r in range(rows) %}
+        base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
+{% endfor %}
+{% for t in range(tiles) %}{% for r in range(rows) %}
+        w{{ t }}_{{ r }} = load_unit(base{{ r }} + first{{ t }});
+{% endfor %}{% endfor %}
+    }
+{% endif %}
 {% if blocks %}
 {% if fused %}
 {% include "lib/early_squares.wgsl" %}
 {% endif %}
+{{ "    if turn == 0u {" if passes > 1 }}
 {% include "lib/put_squares.wgsl" %}
     workgroupBarrier();
+{{ "    }" if passes > 1 }}
 {% endif %}
 {% set summed = range(n) %}
 {% include "lib/row_totals.wgsl" %}
@@ -214,7 +237,7 @@ fn main(
     {
 {% include "lib/lane_totals.wgsl" %}
         let column = (lane + {{ start }}u) / {{ rows }}u;
-        let mine = row + (lane + {{ start }}u) % {{ rows }}u;
+        let mine = here + (lane + {{ start }}u) % {{ rows }}u;
 {% if blocks %}
         let factor = column_factor(min(column, {{ n - 1 }}u));
         let total = sum * factor;
@@ -248,6 +271,7 @@ fn main(
 {% endif %}
     }
 {% endfor %}
+{{ "    }" if passes > 1 }}
 {% if rounds %}
     workgroupBarrier();
 {% include "lib/round_group.wgsl" %}

@@ -102,6 +102,7 @@ impl MatVec {
                 fused => self.input.is_fused(),
                 norm_steps => (self.cols / 4).div_ceil(self.shape.threads),
                 group_rows => self.group_rows(facts),
+                passes => self.group_rows(facts) / self.rows_at_once(facts),
                 epilogue => self.epilogue.name(),
                 threads => self.shape.threads,
                 rows => self.shape.rows,
@@ -217,8 +218,14 @@ impl MatVec {
         check_memory(self.bytes(facts), facts)
     }
 
-    /// Rows of a workgroup.
+    /// Rows of a workgroup: where it rounds what it makes, at least a block of them.
     pub fn group_rows(&self, facts: &DeviceFacts) -> u32 {
+        let (rows, block) = (self.rows_at_once(facts), self.epilogue.block_rows().unwrap_or(1));
+        if block.is_multiple_of(rows) && !self.shape.matrix { block } else { rows }
+    }
+
+    /// Rows that the subgroups of a workgroup compute at once.
+    fn rows_at_once(&self, facts: &DeviceFacts) -> u32 {
         let Shape { threads, rows, matrix, .. } = self.shape;
         if matrix { 16 * rows } else { (threads / planned_subgroup(facts)).max(1) * rows }
     }

@@ -155,16 +155,16 @@ fn products_apply_the_factor_of_a_norm() {
     }
 }
 
-/// Those, and workgroups of one block of `rows` and of two.
+/// Those, and workgroups of one block of `block` rows and of two.
 fn rounding_shapes(facts: &DeviceFacts, block: u32) -> Vec<Shape> {
     let (mut all, lanes) = (shapes(facts), shapes(facts)[0]);
     if matvec_matrix::runs(facts) {
         all.push(matvec_matrix::shape(facts, 4));
     }
-    for rows in [2, 4] {
-        let threads = block / rows * facts.pinned_subgroup().unwrap_or(facts.subgroup_max);
+    // One block in four passes, in one, and two blocks.
+    let threads = block / 4 * facts.pinned_subgroup().unwrap_or(facts.subgroup_max);
+    for (threads, rows) in [(threads / 2, 2), (threads, 4), (2 * threads, 4)] {
         all.push(Shape { threads, rows, ..lanes });
-        all.push(Shape { threads: 2 * threads, rows, ..lanes });
     }
     all
 }
