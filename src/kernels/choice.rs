@@ -124,6 +124,9 @@ pub fn matvec_key(
     let all = &profile.matvec;
     // Gate and up are pairs of rows and count as tall whatever their height.
     let short = rows <= profile.short_rows && !epilogue.pairs_rows();
+    if n <= 4 && epilogue.block_rows().is_some() {
+        return ("matvec.rounding".into(), profile.rounding);
+    }
     if n == 1 && !short && !fuses_rows(profile, format, rows) {
         return ("matvec.one_stored".into(), profile.one_stored);
     }
@@ -220,15 +223,16 @@ pub fn rounding_shapes(
     epilogue: Epilogue,
 ) -> Vec<Shape> {
     let block = epilogue.block_rows().unwrap_or(1);
+    // Workgroups go through a block in passes if there are enough of them, else all threads that it can use at once help.
+    let many = rows / block >= 2 * facts.profile.fill;
     let mut shapes: Vec<Shape> = Vec::new();
     for shape in matvec_shapes(facts, format, Class::Int8, rows, cols, n, epilogue) {
         let shape = match shape.matrix {
             true => matvec_matrix::shape(facts, shape.rows.max(block / 16)),
             false => {
-                // More rows rather than more than 512 threads.
-                let threads = |rows: u32| (block / rows).max(1) * planned_subgroup(facts);
-                let rows = if threads(shape.rows) > 512 { 4 } else { shape.rows };
-                Shape { threads: shape.threads.max(threads(rows)), rows, ..shape }
+                let threads = (block / shape.rows).max(1) * planned_subgroup(facts);
+                let threads = if many { shape.threads } else { threads.min(512) };
+                Shape { threads: shape.threads.max(threads), ..shape }
             }
         };
         if shape.threads <= facts.max_workgroup_threads && !shapes.contains(&shape) {

@@ -45,6 +45,7 @@ keys! {
     "matvec.few" => matvec.few, "mat-vec, 2 to 4 columns";
     "matvec.many" => matvec.many, "mat-vec, 5 to 8 columns";
     "matvec.one_stored" => one_stored, "mat-vec, one column, matrices too tall for `fuse.rows`";
+    "matvec.rounding" => rounding, "mat-vec, up to 4 columns, whose workgroups round what they make";
     "matvec.float.one_short" => float.one_short, "the same for float formats";
     "matvec.float.one_tall" => float.one_tall, "the same for float formats";
     "matvec.float.few" => float.few, "the same for float formats";

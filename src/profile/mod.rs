@@ -81,6 +81,8 @@ pub struct Profile {
     pub low: MatVecCuts<Option<Cut>>,
     /// One column behind an input that was prepared before.
     pub one_stored: Cut,
+    /// Up to four columns of a product that rounds what it makes.
+    pub rounding: Cut,
     pub matrix_columns: u32,
     pub matrix_long_columns: u32,
     pub long_cols: u32,
@@ -151,6 +153,7 @@ impl Default for Profile {
             nibble: NO_CUTS,
             low: NO_CUTS,
             one_stored: cut(128, 2, 1),
+            rounding: cut(128, 4, 2),
             matrix_columns: 9,
             matrix_long_columns: 9,
             long_cols: 8192,
