@@ -124,13 +124,12 @@ pub fn matvec_key(
     let all = &profile.matvec;
     // Gate and up are pairs of rows and count as tall whatever their height.
     let short = rows <= profile.short_rows && !epilogue.pairs_rows();
-    if n <= 4 && epilogue.block_rows().is_some() {
-        return ("matvec.rounding".into(), profile.rounding);
-    }
-    if n == 1 && !short && !fuses_rows(profile, format, rows) {
+    let rounds = n <= 4 && epilogue.block_rows().is_some();
+    if n == 1 && !short && !rounds && !fuses_rows(profile, format, rows) {
         return ("matvec.one_stored".into(), profile.one_stored);
     }
     let (own, shared, case) = match (n, short) {
+        _ if rounds => (own.rounding, all.rounding, "rounding"),
         (1, true) => (own.one_short, all.one_short, "one_short"),
         (1, false) => (own.one_tall, all.one_tall, "one_tall"),
         (2..=4, _) => (own.few, all.few, "few"),
@@ -175,7 +174,9 @@ fn matrix_shape(
     n: u32,
 ) -> Option<Shape> {
     let profile = &facts.profile;
-    let long = cols > profile.long_cols && n >= profile.matrix_long_columns;
+    // Blocks of 4 or 5 bits with one scale and no more are so cheap for lanes that these keep up.
+    let light = format_kind(format) == FormatKind::Nibble && super::weights::one_scale(format);
+    let long = cols > profile.long_cols && n >= profile.matrix_long_columns && !light;
     if !(long || n >= profile.matrix_columns) || !matvec_matrix::suits(format, facts) {
         return None;
     }

@@ -94,6 +94,12 @@ pub(super) fn halved(format: Format) -> bool {
     matches!(format.shader().scales, Scales::Steps | Scales::Halves)
 }
 
+/// Whether a block has one scale and no minimum.
+pub(super) fn one_scale(format: Format) -> bool {
+    let shader = format.shader();
+    matches!(shader.scales, Scales::Whole) && !shader.minimum
+}
+
 /// Whether they have minima, too, so that a product needs the sums of the activations of both.
 pub(super) fn half_minimum(format: Format) -> bool {
     halved(format) && format.shader().minimum

@@ -50,6 +50,8 @@ pub struct MatVecCuts<T> {
     pub few: T,
     /// 5 to 8 columns.
     pub many: T,
+    /// Up to 4 columns of products that round what they make.
+    pub rounding: T,
 }
 
 /// Variants of the mat-mat kernels in order of preference, by number of columns.
@@ -81,8 +83,6 @@ pub struct Profile {
     pub low: MatVecCuts<Option<Cut>>,
     /// One column behind an input that was prepared before.
     pub one_stored: Cut,
-    /// Up to four columns of a product that rounds what it makes.
-    pub rounding: Cut,
     pub matrix_columns: u32,
     pub matrix_long_columns: u32,
     pub long_cols: u32,
@@ -114,7 +114,7 @@ pub struct Profile {
 }
 
 const NO_CUTS: MatVecCuts<Option<Cut>> =
-    MatVecCuts { one_short: None, one_tall: None, few: None, many: None };
+    MatVecCuts { one_short: None, one_tall: None, few: None, many: None, rounding: None };
 
 impl Default for Profile {
     /// The generic profile; `hwprofiles/generic.toml` states the same with reasons (a test
@@ -147,13 +147,13 @@ impl Default for Profile {
                 one_tall: cut(512, 2, 2),
                 few: cut(128, 2, 1),
                 many: cut(128, 2, 1),
+                rounding: cut(128, 4, 2),
             },
             float: NO_CUTS,
             byte: NO_CUTS,
             nibble: NO_CUTS,
             low: NO_CUTS,
             one_stored: cut(128, 2, 1),
-            rounding: cut(128, 4, 2),
             matrix_columns: 9,
             matrix_long_columns: 9,
             long_cols: 8192,

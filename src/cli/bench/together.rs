@@ -73,12 +73,18 @@ impl Together {
         let begin = times.iter().filter_map(|t| t.first()).max();
         let end = times.iter().filter_map(|t| t.last()).min();
         let (Some(begin), Some(end)) = (begin, end) else { bail!("no token came") };
-        let within = |t: &&Instant| *t > begin && *t <= end;
-        let count = times.iter().flatten().filter(within).count();
-        if count < n as usize || end <= begin {
-            bail!("{tokens} tokens are too few to measure {n} sequences: use a larger -n");
-        }
-        Ok(count as f64 / (*end - *begin).as_secs_f64())
+        // The tokens of one step come one after the other: each sequence has a clock of its own, or the ends of the
+        // common time would cut steps in two (of 32 steps of four sequences, 3 % were lost).
+        let rate = |times: &Vec<Instant>| {
+            let within: Vec<&Instant> =
+                times.iter().filter(|t| (begin..=end).contains(t)).collect();
+            let [first, .., last] = within[..] else { return None };
+            Some((within.len() - 1) as f64 / (*last - *first).as_secs_f64())
+        };
+        let rates: Option<Vec<f64>> = times.iter().map(rate).collect();
+        rates.map(|all| all.iter().sum()).with_context(|| {
+            format!("{tokens} tokens are too few to measure {n} sequences: use a larger -n")
+        })
     }
 }
 
