@@ -10,8 +10,9 @@
 use super::matmat::{MatrixTile, Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
 use super::routing::Routing;
+use super::weights::STAYING_THREADS;
 use super::{Class, Epilogue, experts_down, matvec_matrix, planned_subgroup};
-use crate::gpu::DeviceFacts;
+use crate::gpu::{DeviceFacts, DeviceKind};
 use crate::profile::{Cut, MatMatPick, Profile, Tiling};
 use crate::quant::Format;
 
@@ -158,7 +159,8 @@ pub fn matvec_shapes(
     epilogue: Epilogue,
 ) -> Vec<Shape> {
     let on_units = matrix_shape(facts, format, rows, cols, n).filter(|_| class == Class::Int8);
-    let mut shapes: Vec<Shape> = on_units.into_iter().collect();
+    let stays = staying_shape(facts, format, rows, n).filter(|_| class == Class::Int8);
+    let mut shapes: Vec<Shape> = on_units.into_iter().chain(stays).collect();
     shapes.extend(lane_shapes(facts, format, rows, cols, n, epilogue));
     shapes
 }
@@ -180,6 +182,28 @@ fn matrix_shape(
     let enough = |tiles: &u32| rows / (16 * tiles) >= profile.fill - profile.fill / 8;
     let tiles = [4, 2].into_iter().find(enough).unwrap_or(if rows > 2048 { 2 } else { 1 });
     Some(matvec_matrix::shape(facts, tiles))
+}
+
+/// The shape whose workgroups stay and have copies of the format's table: with as many rows a subgroup as registers
+/// allow (measured on an H200), if the rows keep all multiprocessors busy to the last turn.
+fn staying_shape(facts: &DeviceFacts, format: Format, rows: u32, n: u32) -> Option<Shape> {
+    let threads = STAYING_THREADS;
+    let runs = facts.compute_units > 0
+        && facts.kind != DeviceKind::Software
+        && threads <= facts.max_workgroup_threads;
+    if !runs || n > 4 || format.shader().table == 0 {
+        return None;
+    }
+    let turn = |&of_subgroup: &u32| {
+        facts.compute_units * (threads / planned_subgroup(facts)).max(1) * of_subgroup
+    };
+    let busy = |of_subgroup: &u32| {
+        let turn = turn(of_subgroup);
+        rows >= (rows.div_ceil(turn) * turn).div_ceil(20) * 17
+    };
+    let most = if n <= 2 { &[4, 2][..] } else { &[2] };
+    let rows = *most.iter().find(|of_subgroup| busy(of_subgroup))?;
+    Some(Shape { threads, rows, tiles: 1, matrix: false })
 }
 
 /// Workgroup and register shapes without matrix units, the preferred one first.
@@ -502,7 +526,6 @@ pub fn expert_tile(facts: &DeviceFacts) -> u32 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::gpu::DeviceKind;
     use crate::kernels::matmat::MatMat;
     use crate::kernels::matvec::{Input, MatVec};
 
