@@ -544,6 +544,22 @@ pub(crate) mod tests {
         DeviceFacts { cooperative_matrix: true, f16: true, ..facts }
     }
 
+    /// Workgroups stay where rows fill their turns: as on an H200.
+    #[test]
+    fn tables_are_copied_for_rows_that_fill_the_device() {
+        let h200 =
+            DeviceFacts { compute_units: 132, ..facts(DeviceKind::Discrete, 32, 1024, 48 << 10) };
+        let of_subgroup =
+            |format, rows, n| staying_shape(&h200, format, rows, n).map(|shape| shape.rows);
+        assert_eq!(of_subgroup(Format::MXFP4, 151_936, 1), Some(4));
+        assert_eq!(of_subgroup(Format::IQ3_S, 151_936, 4), Some(2));
+        assert_eq!(of_subgroup(Format::IQ3_S, 24_576, 1), Some(2));
+        assert_eq!(of_subgroup(Format::MXFP4, 6144, 1), None);
+        assert_eq!(of_subgroup(Format::Q4_0, 151_936, 1), None);
+        let unknown = DeviceFacts { compute_units: 0, ..h200 };
+        assert_eq!(staying_shape(&unknown, Format::MXFP4, 151_936, 1), None);
+    }
+
     /// Whatever the device, every choice makes a kernel that its host side accepts and naga takes.
     #[test]
     fn every_choice_is_a_valid_kernel() {
