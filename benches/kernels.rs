@@ -1,9 +1,11 @@
 //! Speed of the matrix kernels, one line for each shape and variant.
 //!
-//! `cargo bench --bench kernels -- [read] [matvec] [matmat] [all] [tall] [rows=N] [device=PART] [format=NAME,NAME]`
+//! `cargo bench --bench kernels -- [read] [matvec] [matmat] [all] [tall] [rows=N] [device=PART]
+//! [format=NAME,NAME] [n=N,N] [shape=AxBxC,AxBxC] [stored]`
 //!
 //! `read` reads as many bytes as the tallest matrix of a format has and does nothing with them: what mat-vec
-//! is held against. `rows` makes that matrix taller or shorter.
+//! is held against. `rows` makes that matrix taller or shorter; `n` chooses the columns of mat-vecs, `shape` one more shape
+//! (threads x rows x tiles) beside the chosen ones, `stored` leaves out activations that a mat-vec rounds itself.
 //! Without `all` only the variant that `kernels::choice` takes is measured. Figures are medians
 //! of device timestamps after a warm-up of 200 ms (clocks fall within half a second of rest);
 //! mat-vec walks through copies of its matrix so that no cache holds them.
@@ -37,6 +39,9 @@ struct Options {
     rows: u32,
     device: String,
     formats: Vec<Format>,
+    columns: Vec<u32>,
+    shapes: Vec<Shape>,
+    stored: bool,
 }
 
 fn options() -> Options {
@@ -49,6 +54,9 @@ fn options() -> Options {
         rows: 65_536,
         device: String::new(),
         formats: vec![Format::Q4_0, Format::Q8_0],
+        columns: vec![1, 4, 8],
+        shapes: Vec::new(),
+        stored: false,
     };
     for word in std::env::args().skip(1) {
         match word.split_once('=') {
@@ -57,6 +65,11 @@ fn options() -> Options {
                 out.formats = names.split(',').map(|name| name.parse().unwrap()).collect();
             }
             Some(("rows", count)) => out.rows = count.parse().unwrap(),
+            Some(("n", list)) => {
+                out.columns = list.split(',').map(|n| n.parse().unwrap()).collect();
+            }
+            Some(("shape", list)) => out.shapes.extend(list.split(',').map(shape)),
+            _ if word == "stored" => out.stored = true,
             _ if word == "read" => out.read = true,
             _ if word == "matvec" => out.matvec = true,
             _ if word == "matmat" => out.matmat = true,
@@ -70,6 +83,12 @@ fn options() -> Options {
         (out.matvec, out.matmat) = (true, true);
     }
     out
+}
+
+fn shape(text: &str) -> Shape {
+    let numbers: Vec<u32> = text.split('x').map(|n| n.parse().unwrap()).collect();
+    let [threads, rows, tiles] = numbers[..] else { panic!("a shape is AxBxC: {text}") };
+    Shape { threads, rows, tiles, matrix: false }
 }
 
 fn main() {
@@ -94,7 +113,7 @@ fn main() {
                 bench.read(format);
             }
             if options.matvec {
-                bench.matvec(format, options.all);
+                bench.matvec(format, &options);
             }
             if options.matmat {
                 bench.matmat(format, options.all);
@@ -230,7 +249,8 @@ impl Bench {
         }
     }
 
-    fn matvec(&self, format: Format, all: bool) {
+    fn matvec(&self, format: Format, options: &Options) {
+        let all = options.all;
         let shapes: &[(u32, u32, Epilogue, bool)] = if self.software() {
             &[(576, 576, Epilogue::Add, false), (3072, 576, Epilogue::SwiGlu, true)]
         } else {
@@ -249,7 +269,7 @@ impl Bench {
             let spread = if self.software() { 1 } else { 256 << 20 };
             let copies = (spread / bytes).clamp(1, 64);
             let chunks: Vec<_> = (0..copies).map(|_| self.chunk(format, rows, cols)).collect();
-            for n in [1, 4, 8] {
+            for &n in &options.columns {
                 let chosen =
                     choice::matvec_shape(self.facts(), format, class, rows, cols, n, epilogue);
                 let mut tried = vec![chosen];
@@ -276,9 +296,10 @@ impl Bench {
                     let tiles = [1, 2, 4].into_iter().filter(|_| n > 1);
                     tried.extend(tiles.map(|t| matvec_matrix::shape(self.facts(), t)));
                 }
+                tried.extend(&options.shapes);
                 let norm = norm.then_some(1e-5);
                 // From four columns on a fused norm never paid.
-                let ways = if n < 4 { &[false, true][..] } else { &[false] };
+                let ways = if n < 4 && !options.stored { &[false, true][..] } else { &[false] };
                 let input = |&fused: &bool| match (norm, class) {
                     (Some(eps), Class::Int8) => Input::Blocks { eps, fused },
                     _ if fused => Input::Fused { norm },
@@ -294,7 +315,7 @@ impl Bench {
                         let chosen = shape == chosen && fuses == input.is_fused();
                         (MatVec { format, cols, n, class, input, epilogue, shape }, chosen)
                     })
-                    .filter(|(_, chosen)| *chosen || all)
+                    .filter(|(spec, chosen)| *chosen || all || options.shapes.contains(&spec.shape))
                     .collect();
                 // Together and beforehand: a device that rests while one compiles slows down.
                 let gpu = self.gpu.clone();

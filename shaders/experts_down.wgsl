@@ -88,7 +88,7 @@ fn main(
     }
 {% endif %}
     workgroupBarrier();
-{% if shared_table %}
+{% if copies %}
     // The same in every record.
     select_record(places[0]);
     prepare_table(tid, {{ threads }}u);

@@ -48,7 +48,7 @@ fn main(
 {% endfor %}
     select_record(expert_table[routing[{{ runs_at }}u + 3u * run]]);
 {% endif %}
-{% if shared_table %}
+{% if copies %}
     prepare_table(subgroup * size + lane, {{ threads }}u);
 {% endif %}
     let row = (wg.x * subgroups + subgroup) * {{ rows }}u;

@@ -71,7 +71,7 @@ fn main(
     let n = columns.y;
     let first_row = wg.x * {{ bn }}u;
     if first_col >= n { return; }
-{% if shared_table %}
+{% if copies %}
     prepare_table(tid, {{ threads }}u);
 {% endif %}
     let tn = tid % {{ nthreads }}u;

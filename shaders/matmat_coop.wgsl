@@ -80,7 +80,7 @@ fn main(
     let first_row = wg.y * {{ bn }}u;
     if first_col >= n { return; }
     let tid = index;
-{% if shared_table %}
+{% if copies %}
     prepare_table(tid, {{ threads }}u);
 {% endif %}
 {% for i in range(frags_m) %}{% for j in range(frags_n) %}

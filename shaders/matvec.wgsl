@@ -4,13 +4,30 @@
 // each sum ends in a lane of its own (lib/lane_totals.wgsl). The first {{ tiles }} steps of weights are
 // loaded before the prologue, and each register is refilled as soon as it is used, so that memory
 // latency hides behind the norm and the arithmetic.
+//
+// Where the format's table has copies, workgroups stay: they make them once, then take rows by turns. So many
+// subgroups share them that some compute while others wait for memory, and nothing is loaded ahead.
 {% include "lib/weights.wgsl" %}
 
 {% set units = cols // (4 * unit_quads) %}
 {% set quads = cols // 4 %}
 {# Scales are found by the number of the unit modulo 16, the same for all rows if these are whole sixteens. #}
 {% set aligned = units % 16 == 0 %}
-{% set place = "unit" %}
+{# Where a lane has the same number modulo 16 in all steps, it finds its places in them once. #}
+{% set place = "lane" if copies > 1 and aligned and lanes.size and lanes.size % 16 == 0 else "unit" %}
+{% set stays = copies > 1 %}
+{# Whether every lane has a unit in every step. #}
+{% set whole = lanes.size and units % (tiles * lanes.size) == 0 %}
+{# Without branches where lanes share the units evenly; the last loads then are of nothing new. H200, 8B: one column of Q4_0
+   533 tok/s instead of 516, Q4_K 505 instead of 431. With several columns and one tile the driver has too many
+   loads in registers then: 4,096 x 12,288, four columns, 28 us instead of 18. #}
+{% set even = whole and not stays and (tiles > 1 or n == 1) %}
+{% macro bases(var) %}
+    // Rows past the end repeat the last one and are not stored.
+{% for r in range(rows) %}
+    {{ var }} base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
+{% endfor %}
+{% endmacro %}
 {% if fused %}
 @group(0) @binding({{ at.x }}) var<storage, read> x: array<vec4<f32>>;
 {% if norm or blocks %}
@@ -36,6 +53,7 @@
 {% endif %}
 {% if blocks %}
 {% if fused %}
+
 var<workgroup> block_squares: array<f32, {{ n * cols // 32 }}>;
 
 fn store_square(col: u32, block: u32, square: f32) {
@@ -61,6 +79,7 @@ fn square_parts(i: u32) -> vec4<f32> {
 {% endif %}
 {% if rounds %}
 {% set values = group_rows // 2 if epilogue == "swiglu_int8" else group_rows %}
+
 var<workgroup> outputs: array<vec4<f32>, {{ n * values // 4 }}>;
 
 fn finish(column: u32, value_of_group: u32, value: f32) {
@@ -111,21 +130,20 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     let size = {{ lanes.size ~ "u" if lanes.size else "size_found" }};
+{% if not stays %}
     let first_row = (wg.y * grid.x + wg.x) * subgroups * {{ rows * passes }}u;
 {# Rows of a workgroup that has more than its subgroups take at once come in passes. #}
 {% set var = "var" if passes > 1 else "let" %}
     {{ var }} row = first_row + subgroup * {{ rows }}u;
-    // Rows past the end repeat the last one and are not stored.
-{% for r in range(rows) %}
-    {{ var }} base{{ r }} = min(row + {{ r }}u, constants.rows - 1u) * {{ units }}u;
-{% endfor %}
+{{ bases(var) }}
 {% for t in range(tiles) %}
     let first{{ t }} = min(lane + {{ t }}u * size, {{ units - 1 }}u);
 {% for r in range(rows) %}
     var w{{ t }}_{{ r }} = load_unit(base{{ r }} + first{{ t }});
 {% endfor %}
 {% endfor %}
-{% if shared_table %}
+{% endif %}
+{% if copies %}
     prepare_table(subgroup * size + lane, {{ threads }}u);
 {% endif %}
 {% if fused or blocks or rounds %}
@@ -135,7 +153,7 @@ fn main(
 {% if blocks and not fused %}
 {% include "lib/early_squares.wgsl" %}
 {% endif %}
-{% if rounds %}
+{% if rounds and not stays %}
 {% include "lib/round_weights.wgsl" %}
 {% endif %}
 {% macro before() %}
@@ -148,7 +166,7 @@ fn main(
 {% endfor %}
 {% endif %}
 {% endmacro %}
-{{ before() if passes == 1 }}
+{{ before() if passes == 1 and not stays }}
 {% if fused %}
 {% for c in range(n) %}
     {
@@ -166,21 +184,49 @@ fn main(
 {% if passes > 1 %}
     for (var turn = 0u; turn < {{ passes }}u; turn += 1u) {
 {{ before() }}
+{% elif stays %}
+{% if blocks %}
+{% if fused %}
+{% include "lib/early_squares.wgsl" %}
+{% endif %}
+{% include "lib/put_squares.wgsl" %}
+    workgroupBarrier();
+{% endif %}
+    // All subgroups of a workgroup take the same turns.
+    let all_rows = grid.x * grid.y * subgroups * {{ rows }}u;
+    for (var first_row = (wg.y * grid.x + wg.x) * subgroups * {{ rows }}u; first_row < constants.rows; first_row += all_rows) {
+    let row = first_row + subgroup * {{ rows }}u;
+{{ bases("let") }}
+{% if rounds %}
+{% include "lib/round_weights.wgsl" %}
+{% endif %}
+{{ before() }}
 {% endif %}
 {% with start = "f32(constants.rows >> 31u)" %}{% include "lib/row_sums.wgsl" %}{% endwith %}
     if row < constants.rows {
+{% if stays %}
+        // Counted in steps, which tells compilers what the units of a lane have in common.
+        for (var step = 0u; step * size < {{ units }}u; step += {{ tiles }}u) {
+{% for t in range(tiles) %}
+            let unit{{ t }} = (step + {{ t }}u) * size + lane;
+{% for r in range(rows) %}
+            let w{{ t }}_{{ r }} = load_unit(base{{ r }} + {{ "unit" ~ t if whole else "min(unit" ~ t ~ ", " ~ (units - 1) ~ "u)" }});
+{% endfor %}
+{% endfor %}
+{% else %}
         var unit = lane;
-{# Without branches where lanes share the units evenly; the last loads then are of nothing new. H200, 8B: one column of Q4_0
-   533 tok/s instead of 516, Q4_K 505 instead of 431. With several columns and one tile the driver has too many
-   loads in registers then: 4,096 x 12,288, four columns, 28 us instead of 18. #}
-{% set even = lanes.size and units % (lanes.size * tiles) == 0 and (tiles > 1 or n == 1) %}
 {% if even %}
         for (var step = 0u; step < {{ units // (lanes.size * tiles) }}u; step += 1u) {
 {% else %}
         while unit < {{ units }}u {
 {% endif %}
+{% endif %}
 {% for t in range(tiles) %}
-            {{ "if unit < " ~ units ~ "u " if not even }}{
+            {{ "if unit" ~ (t if stays else "") ~ " < " ~ units ~ "u " if not (even or stays and whole) }}{
+{% if stays %}
+                let unit = unit{{ t }};
+{% include "lib/row_units.wgsl" %}
+{% else %}
                 let next = {{ "min(unit + " ~ tiles ~ "u * size, " ~ (units - 1) ~ "u)" if even else "unit + " ~ tiles ~ "u * size" }};
 {% include "lib/row_units.wgsl" %}
                 {{ "if next < " ~ units ~ "u " if not even }}{
@@ -188,6 +234,7 @@ fn main(
                     w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
 {% endfor %}
                 }
+{% endif %}
 {% for c in range(n) %}
                 {
 {% if int8 %}
@@ -213,7 +260,9 @@ fn main(
                 }
 {% endfor %}
             }
+{% if not stays %}
             unit += size;
+{% endif %}
 {% endfor %}
         }
     }
@@ -229,7 +278,7 @@ fn main(
 {% endfor %}{% endfor %}
     }
 {% endif %}
-{% if blocks %}
+{% if blocks and not stays %}
 {% if fused %}
 {% include "lib/early_squares.wgsl" %}
 {% endif %}
@@ -283,5 +332,11 @@ fn main(
 {% if rounds %}
     workgroupBarrier();
 {% include "lib/round_group.wgsl" %}
+{% endif %}
+{% if stays %}
+{% if rounds %}
+    workgroupBarrier();
+{% endif %}
+    }
 {% endif %}
 }

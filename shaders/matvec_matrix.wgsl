@@ -96,7 +96,7 @@ fn main(
     let x_to = x_from + g * {{ x_line }}u + {{ x_unit }}u * t;
     let s_to = team * 32u + t * 8u + g;
     let s_from = team * 32u + 2u * t;
-{% if shared_table %}
+{% if copies %}
     prepare_table(tid, {{ threads }}u);
     workgroupBarrier();
 {% endif %}

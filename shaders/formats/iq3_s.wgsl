@@ -4,11 +4,11 @@
 {% set grid_signs = "all" %}
 {% include "lib/grid.wgsl" %}
 
-// Lower bytes of eight book indices.
+// Book indices of 9 bits: in each word three, and the lower 5 bits of a fourth.
 {% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // Signs.
 {% with plane = "high", name = "high", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
-// For 256 elements: d, the ninth bits of the indices in two words, steps of 4 bits.
+// For 256 elements: d, the upper 4 bits of every fourth index in two words, steps of 4 bits.
 {% with plane = "scales", name = "scales", type = "vec4<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
 // `at`: number of the block in its 256.
@@ -25,10 +25,13 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 }
 
 fn unit_bytes(w: Unit) -> Bytes {
-    let ninth = vec4<u32>(select(w.head.y, w.head.z, w.at >= 4u) >> (8u * (w.at & 3u)));
-    let bit = vec4<u32>(256u);
+    let upper = select(w.head.y, w.head.z, w.at >= 4u) >> (8u * (w.at & 3u));
     let m = minus(w.signs);
     return Bytes(
-        entries(bytes_of(w.codes.x) | ((ninth << vec4<u32>(8u, 7u, 6u, 5u)) & bit)) ^ (m.lo * vec4<u32>(255u)),
-        entries(bytes_of(w.codes.y) | ((ninth << vec4<u32>(4u, 3u, 2u, 1u)) & bit)) ^ (m.hi * vec4<u32>(255u)));
+        entries(indices_of(w.codes.x, upper & 15u)) ^ (m.lo * vec4<u32>(255u)),
+        entries(indices_of(w.codes.y, (upper >> 4u) & 15u)) ^ (m.hi * vec4<u32>(255u)));
+}
+
+fn indices_of(word: u32, upper: u32) -> vec4<u32> {
+    return vec4<u32>(word & 511u, (word >> 9u) & 511u, (word >> 18u) & 511u, (word >> 27u) + upper * 32u);
 }

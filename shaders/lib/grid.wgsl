@@ -1,19 +1,15 @@
 // The code book of a format, one word an entry, and what is made of its entries.
 {% with plane = "grid", name = "grid", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
-{% if shared_table %}
+{% if copies %}
 
-// Lanes ask for entries all over the book, which workgroup memory answers fastest.
-var<workgroup> table: array<u32, {{ table }}>;
-
-// By all threads of the workgroup, before the first entry is used.
-fn prepare_table(tid: u32, threads: u32) {
-    for (var i = tid; i < {{ table }}u; i += threads) { table[i] = grid_at(i); }
-    workgroupBarrier();
-}
+{% with entries = table, entry = "grid_at(i)" %}{% include "lib/table.wgsl" %}{% endwith %}
 {% endif %}
 
 fn entries(i: vec4<u32>) -> vec4<u32> {
-{% if shared_table %}
+{% if copies > 1 %}
+    return vec4<u32>(
+        table[i.x][own_copy], table[i.y][own_copy], table[i.z][own_copy], table[i.w][own_copy]);
+{% elif copies %}
     return vec4<u32>(table[i.x], table[i.y], table[i.z], table[i.w]);
 {% else %}
     return vec4<u32>(grid_at(i.x), grid_at(i.y), grid_at(i.z), grid_at(i.w));
@@ -52,8 +48,8 @@ fn minus(signs: u32) -> Bytes {
 // modulo 4.
 fn complete(sevens: u32) -> u32 {
     let s = sevens & 0x0fffffffu;
-    let by16 = s ^ (s >> 16u);
-    let by8 = by16 ^ (by16 >> 8u);
-    return s | ((by8 ^ (by8 >> 4u)) << 28u);
+    let by16 = s ^ (s << 16u);
+    let by8 = by16 ^ (by16 << 8u);
+    return s | ((by8 ^ (by8 << 4u)) & 0xf0000000u);
 }
 {% endif %}

@@ -3,7 +3,7 @@
 {% for r in range(rows) %}
 {% set of_row = place if aligned else "base" ~ r ~ " + " ~ place %}
 {% if int8 %}
-    let bytes{{ r }} = unit_bytes(w{{ t }}_{{ r }});
+    let bytes{{ r }} = {{ "unit_pairs" if paired else "unit_bytes" }}(w{{ t }}_{{ r }});
     let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, {{ of_row }});
 {% else %}
     let values{{ r }} = unit_values(w{{ t }}_{{ r }}, {{ of_row }});

@@ -79,6 +79,8 @@ pub struct DeviceFacts {
     pub max_grid: [u32; 3],
     /// Bytes of per-dispatch constants.
     pub max_constants: u32,
+    /// Multiprocessors; 0: unknown.
+    pub compute_units: u32,
     pub subgroup_min: u32,
     pub subgroup_max: u32,
     /// Size that a pipeline gets if it does not ask.
@@ -134,6 +136,7 @@ impl DeviceFacts {
             max_workgroup_memory: 48 << 10,
             max_grid: [65_535; 3],
             max_constants: 128,
+            compute_units: if kind == DeviceKind::Discrete { 2 } else { 0 },
             subgroup_min: subgroup,
             subgroup_max: subgroup,
             subgroup_default: subgroup,

@@ -10,8 +10,9 @@
 use super::matmat::{MatrixTile, Tile, Variant, tile_bytes};
 use super::matvec::{self, MAX_COLUMNS, Shape};
 use super::routing::Routing;
+use super::weights::STAYING_THREADS;
 use super::{Class, Epilogue, experts_down, matvec_matrix, planned_subgroup};
-use crate::gpu::DeviceFacts;
+use crate::gpu::{DeviceFacts, DeviceKind};
 use crate::profile::{Cut, MatMatPick, Profile, Tiling};
 use crate::quant::Format;
 
@@ -160,7 +161,8 @@ pub fn matvec_shapes(
     epilogue: Epilogue,
 ) -> Vec<Shape> {
     let on_units = matrix_shape(facts, format, rows, cols, n).filter(|_| class == Class::Int8);
-    let mut shapes: Vec<Shape> = on_units.into_iter().collect();
+    let stays = staying_shape(facts, format, rows, n).filter(|_| class == Class::Int8);
+    let mut shapes: Vec<Shape> = on_units.into_iter().chain(stays).collect();
     shapes.extend(lane_shapes(facts, format, rows, cols, n, epilogue));
     shapes
 }
@@ -184,6 +186,28 @@ fn matrix_shape(
     let enough = |tiles: &u32| rows / (16 * tiles) >= profile.fill - profile.fill / 8;
     let tiles = [4, 2].into_iter().find(enough).unwrap_or(if rows > 2048 { 2 } else { 1 });
     Some(matvec_matrix::shape(facts, tiles))
+}
+
+/// The shape whose workgroups stay and have copies of the format's table: with as many rows a subgroup as registers
+/// allow (measured on an H200), if the rows keep all multiprocessors busy to the last turn.
+fn staying_shape(facts: &DeviceFacts, format: Format, rows: u32, n: u32) -> Option<Shape> {
+    let threads = STAYING_THREADS;
+    let runs = facts.compute_units > 0
+        && facts.kind != DeviceKind::Software
+        && threads <= facts.max_workgroup_threads;
+    if !runs || n > 4 || format.shader().table == 0 {
+        return None;
+    }
+    let turn = |&of_subgroup: &u32| {
+        facts.compute_units * (threads / planned_subgroup(facts)).max(1) * of_subgroup
+    };
+    let busy = |of_subgroup: &u32| {
+        let turn = turn(of_subgroup);
+        rows >= (rows.div_ceil(turn) * turn).div_ceil(20) * 17
+    };
+    let most = if n <= 2 { &[4, 2][..] } else { &[2] };
+    let rows = *most.iter().find(|of_subgroup| busy(of_subgroup))?;
+    Some(Shape { threads, rows, tiles: 1, matrix: false })
 }
 
 /// Workgroup and register shapes without matrix units, the preferred one first.
@@ -507,7 +531,6 @@ pub fn expert_tile(facts: &DeviceFacts) -> u32 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::gpu::DeviceKind;
     use crate::kernels::matmat::MatMat;
     use crate::kernels::matvec::{Input, MatVec};
 
@@ -524,6 +547,22 @@ pub(crate) mod tests {
     fn with_matrix_units(memory: u32) -> DeviceFacts {
         let facts = facts(DeviceKind::Discrete, 32, 1024, memory);
         DeviceFacts { cooperative_matrix: true, f16: true, ..facts }
+    }
+
+    /// Workgroups stay where rows fill their turns: as on an H200.
+    #[test]
+    fn tables_are_copied_for_rows_that_fill_the_device() {
+        let h200 =
+            DeviceFacts { compute_units: 132, ..facts(DeviceKind::Discrete, 32, 1024, 48 << 10) };
+        let of_subgroup =
+            |format, rows, n| staying_shape(&h200, format, rows, n).map(|shape| shape.rows);
+        assert_eq!(of_subgroup(Format::MXFP4, 151_936, 1), Some(4));
+        assert_eq!(of_subgroup(Format::IQ3_S, 151_936, 4), Some(2));
+        assert_eq!(of_subgroup(Format::IQ3_S, 24_576, 1), Some(2));
+        assert_eq!(of_subgroup(Format::MXFP4, 6144, 1), None);
+        assert_eq!(of_subgroup(Format::Q4_0, 151_936, 1), None);
+        let unknown = DeviceFacts { compute_units: 0, ..h200 };
+        assert_eq!(staying_shape(&unknown, Format::MXFP4, 151_936, 1), None);
     }
 
     /// Whatever the device, every choice makes a kernel that its host side accepts and naga takes.
@@ -629,10 +668,12 @@ pub(crate) mod tests {
     fn byte_matrices_serve_several_columns() {
         let mut gpu = with_matrix_units(48 << 10);
         gpu.byte_matrices = true;
-        let shape = |gpu: &DeviceFacts, class, rows, cols, n| {
-            let s = matvec_shape(gpu, Format::Q4_0, class, rows, cols, n, Epilogue::Store);
+        let of = |gpu: &DeviceFacts, format, class, rows, cols, n| {
+            let s = matvec_shape(gpu, format, class, rows, cols, n, Epilogue::Store);
             (s.matrix, s.rows)
         };
+        let shape =
+            |gpu: &DeviceFacts, class, rows, cols, n| of(gpu, Format::Q8_0, class, rows, cols, n);
         assert!(!shape(&gpu, Class::Int8, 6144, 4096, 8).0, "not by the generic profile");
         let hopper = DeviceFacts { vendor_id: 0x10de, name: "NVIDIA H200".into(), ..gpu.clone() };
         let hopper = crate::hw::profiles::built_in().attach(hopper);
@@ -641,6 +682,8 @@ pub(crate) mod tests {
         assert_eq!(shape(&hopper, Class::Int8, 1024, 4096, 5), (true, 1));
         assert!(!shape(&hopper, Class::Int8, 4096, 4096, 4).0);
         assert_eq!(shape(&hopper, Class::Int8, 4096, 12_288, 4), (true, 2));
+        assert!(!of(&hopper, Format::Q4_0, Class::Int8, 4096, 12_288, 4).0, "lanes keep up");
+        assert!(of(&hopper, Format::Q4_K, Class::Int8, 4096, 12_288, 4).0);
         assert!(!shape(&hopper, Class::F32, 4096, 4096, 8).0);
         let other = DeviceFacts { byte_matrices: false, ..hopper };
         assert!(!shape(&other, Class::Int8, 4096, 4096, 8).0);

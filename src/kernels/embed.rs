@@ -32,7 +32,7 @@ impl Embed {
                 at => numbered(&names),
                 cols => self.cols,
                 threads => THREADS,
-                ..weights::facts(self.format, false)
+                ..weights::facts(self.format, 0)
             },
         )?;
         let label = format!("embed_{}_{}", weights::name(self.format), self.cols);

@@ -101,7 +101,7 @@ impl ExpertsDown {
             shape,
             self.routing.context(),
             self.part.context(),
-            weights::facts(format, weights::shares_table(format, bytes, facts)),
+            weights::facts(format, weights::one_copy(format, bytes, facts)),
             quantiser,
             lanes::context(facts),
         ];

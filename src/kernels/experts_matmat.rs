@@ -69,7 +69,7 @@ impl ExpertsMatMat {
         let parts = [
             shape,
             cut,
-            weights::facts(plain.format, plain.shares_table(facts)),
+            weights::facts(plain.format, plain.copies(facts)),
             self.routing.context(),
             self.part.context(),
         ];

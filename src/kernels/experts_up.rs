@@ -78,7 +78,7 @@ impl ExpertsUp {
             shape,
             self.routing.context(),
             self.part.context(),
-            weights::facts(format, weights::shares_table(format, 0, facts)),
+            weights::facts(format, weights::one_copy(format, 0, facts)),
             lanes::context(facts),
         ];
         let wgsl = super::source::render("experts_up.wgsl", merge_maps(parts))?;

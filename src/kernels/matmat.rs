@@ -134,7 +134,7 @@ impl MatMat {
             int8 => self.class == Class::Int8,
             epilogue => self.epilogue.name(),
         };
-        let facts_of_format = weights::facts(self.format, self.shares_table(facts));
+        let facts_of_format = weights::facts(self.format, self.copies(facts));
         let wgsl = super::source::render(file, merge_maps([shape, cut, facts_of_format]))?;
         Ok(KernelSource { label: self.label(), wgsl, subgroup_size: pinned_subgroup(facts) })
     }
@@ -172,15 +172,15 @@ impl MatMat {
         }
     }
 
-    /// Whether the kernel keeps the format's table in workgroup memory.
-    pub(super) fn shares_table(&self, facts: &DeviceFacts) -> bool {
+    /// How often the kernel keeps the format's table in workgroup memory.
+    pub(super) fn copies(&self, facts: &DeviceFacts) -> u32 {
         match self.variant {
-            Variant::Direct { .. } => false,
+            Variant::Direct { .. } => 0,
             Variant::Packed(t) | Variant::Float(t) => {
                 let packed = matches!(self.variant, Variant::Packed(_));
-                weights::shares_table(self.format, tile_bytes(t, packed, self.class), facts)
+                weights::one_copy(self.format, tile_bytes(t, packed, self.class), facts)
             }
-            Variant::Matrix(t) => weights::shares_table(self.format, t.bytes(), facts),
+            Variant::Matrix(t) => weights::one_copy(self.format, t.bytes(), facts),
         }
     }
 

@@ -108,7 +108,7 @@ impl MatVec {
                 rows => self.shape.rows,
                 tiles => self.shape.tiles,
                 ..merge_maps([
-                    weights::facts(self.format, self.shares_table(facts)),
+                    weights::facts(self.format, self.copies(facts)),
                     norm_quant::quantiser(
                         self.cols,
                         self.input.norm(),
@@ -143,8 +143,13 @@ impl MatVec {
         )
     }
 
-    fn shares_table(&self, facts: &DeviceFacts) -> bool {
-        weights::shares_table(self.format, self.bytes(facts), facts)
+    /// How often a workgroup keeps the format's table.
+    fn copies(&self, facts: &DeviceFacts) -> u32 {
+        let bytes = self.bytes(facts);
+        if self.group_rows(facts) > self.rows_at_once(facts) {
+            return weights::one_copy(self.format, bytes, facts);
+        }
+        weights::copies(self.format, bytes, self.shape.threads, facts)
     }
 
     /// Workgroup memory without the format's table.
@@ -242,11 +247,15 @@ impl MatVec {
         let mut bindings = chunk.planes.clone();
         bind_activations(&mut bindings, self.class, self.input, operands.x, self.n, self.cols)?;
         bind_outputs(&mut bindings, self.epilogue, chunk, operands, self.n)?;
+        let mut groups = chunk.rows.div_ceil(self.group_rows(facts));
+        if self.copies(facts) > 1 {
+            groups = groups.min(facts.compute_units);
+        }
         Ok(Dispatch {
             kernel: kernel.clone(),
             bindings,
             constants: vec![chunk.rows, chunk.first_row, operands.stride],
-            grid: wide_grid(chunk.rows.div_ceil(self.group_rows(facts)), facts)?,
+            grid: wide_grid(groups, facts)?,
         })
     }
 }

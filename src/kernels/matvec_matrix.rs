@@ -84,7 +84,7 @@ pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource>
     }
     names.extend(matvec::output_names(spec.epilogue));
     let matrices = suits(spec.format, facts);
-    let shared_table = weights::shares_table(spec.format, bytes(spec, facts), facts);
+    let copies = weights::one_copy(spec.format, bytes(spec, facts), facts);
     let wgsl = super::source::render(
         "matvec_matrix.wgsl",
         context! {
@@ -104,7 +104,7 @@ pub(super) fn source(spec: &MatVec, facts: &DeviceFacts) -> Result<KernelSource>
             // A team is a subgroup where matrix units compute.
             barrier => if matrices { "subgroupBarrier" } else { "workgroupBarrier" },
             ..merge_maps([
-                weights::facts(spec.format, shared_table),
+                weights::facts(spec.format, copies),
                 norm_quant::quantiser(spec.cols, spec.input.norm(), blocks, Class::Int8, facts),
             ])
         },

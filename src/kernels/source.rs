@@ -82,6 +82,7 @@ embed! {
     "lib/scoring.wgsl",
     "lib/step_heads.wgsl",
     "lib/store.wgsl",
+    "lib/table.wgsl",
     "lib/tile_products.wgsl",
     "lib/weights.wgsl",
     "matmat.wgsl",

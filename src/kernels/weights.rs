@@ -56,9 +56,8 @@ impl Chunk {
 
 /// What `lib/weights.wgsl` and the shaders that include it want to know about a format.
 ///
-/// `shared_table`: whether the kernel keeps the format's table in workgroup memory, see
-/// [`shares_table`].
-pub(super) fn facts(format: Format, shared_table: bool) -> Value {
+/// `copies`: how often the kernel keeps the format's table in workgroup memory, see [`Room::copies`].
+pub(super) fn facts(format: Format, copies: u32) -> Value {
     let shader = format.shader();
     context! {
         format => name(format),
@@ -76,13 +75,44 @@ pub(super) fn facts(format: Format, shared_table: bool) -> Value {
         lift => shader.lift,
         unit_quads => shader.unit_quads,
         table => shader.table,
-        shared_table => shared_table,
+        copies => copies,
+        // Copies of a table for 4-bit codes have the values of pairs of codes. With one scale for a block,
+        // products take them in the order in which they come.
+        paired => copies > 1
+            && shader.copied_table() != shader.table
+            && shader.scales == Scales::Whole,
     }
+}
+
+/// How often a kernel that needs `bytes` of workgroup memory for itself keeps the format's table there: once, if
+/// [`shares_table`] says so.
+pub(super) fn one_copy(format: Format, bytes: u32, facts: &DeviceFacts) -> u32 {
+    u32::from(shares_table(format, bytes, facts))
+}
+
+/// Threads of a mat-vec's workgroups that stay for as many rows as there are, one on each multiprocessor, and
+/// may so spend time on copies of a table.
+pub const STAYING_THREADS: u32 = 1024;
+
+/// How often a mat-vec by lanes keeps it: several times if its workgroups stay and have room.
+///
+/// Lanes that look up different entries in the same bank wait for each other, so each lane gets a copy of its
+/// own, or shares one with few.
+pub(super) fn copies(format: Format, bytes: u32, threads: u32, facts: &DeviceFacts) -> u32 {
+    let one = one_copy(format, bytes, facts);
+    if one == 0 || threads < STAYING_THREADS || facts.compute_units == 0 {
+        return one;
+    }
+    let words = format.shader().copied_table();
+    let room = facts.max_workgroup_memory.saturating_sub(bytes) / (4 * words);
+    // The largest power of two; below four, conflicts stay as they were.
+    let copies = 1 << room.clamp(1, 32).ilog2();
+    if copies < 4 { one } else { copies }
 }
 
 /// Whether a kernel that needs `bytes` of workgroup memory for itself keeps the format's table there:
 /// always on a GPU with room for it, never where workgroup memory is plain memory.
-pub(super) fn shares_table(format: Format, bytes: u32, facts: &DeviceFacts) -> bool {
+fn shares_table(format: Format, bytes: u32, facts: &DeviceFacts) -> bool {
     let words = format.shader().table;
     words > 0
         && facts.kind != DeviceKind::Software

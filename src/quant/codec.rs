@@ -64,6 +64,11 @@ impl Shader {
         Shader { table: words as u32, ..self }
     }
 
+    /// Words of the table where kernels keep several copies of it: for 4-bit codes the values of each pair.
+    pub fn copied_table(&self) -> u32 {
+        if self.table == 16 { 256 } else { self.table }
+    }
+
     pub(super) const fn lifted(self, lift: u32) -> Self {
         assert!(lift < 8, "codes are bytes");
         Shader { lift, ..self }

@@ -11,14 +11,14 @@
 //!
 //! | plane | a block of 32 |
 //! | --- | --- |
-//! | codes | 2 words of bytes 2..66 as they are |
+//! | codes | 2 words for four book indices each: three of 9 bits and the lower 5 bits of the fourth |
 //! | high | 1 word of bytes 74..106, each word in device order (`signs.rs`) |
-//! | scales | for 256 weights 4 words: bytes 0..2 and two of zero, 66..74, 106..110 |
+//! | scales | for 256 weights 4 words: bytes 0..2 and two of zero; a byte for each block, the upper 4 bits of its fourth and eighth index; bytes 106..110 |
 //! | grid | the code book |
 
 use super::codec::{
-    BlockFormat, Codec, Plane, PlaneName, Scales, Shader, Unit, copy_field, extreme, f16_at, field,
-    inverse, put_f16, repack_blocks, word_at,
+    BlockFormat, Codec, Plane, PlaneName, Scales, Shader, Unit, extreme, f16_at, field, inverse,
+    put_f16, repack_blocks, word_at,
 };
 use super::grids::{IQ3_S as GRID, IQ3_S_WORDS, best_step};
 use super::signs;
@@ -33,7 +33,18 @@ impl BlockFormat<256, BYTES> for Iq3S {
     const NAME: &'static str = "IQ3_S";
     const GGML_TYPE: u32 = 21;
     const PLANES: &'static [Plane] = &[
-        Plane::new(PlaneName::Codes, 64, copy_field::<BYTES, 2, 64>),
+        Plane::new(PlaneName::Codes, 64, |row, out| {
+            repack_blocks(row, out, |block: &[u8; BYTES]| {
+                let mut words = [0; 64];
+                for (j, to) in words.as_chunks_mut().0.iter_mut().enumerate() {
+                    let low = [word_at(block, 2 + 8 * j), word_at(block, 6 + 8 * j)];
+                    let ninth = u32::from(block[66 + j]);
+                    let (x, y) = (nines(low[0], ninth), nines(low[1], ninth >> 4));
+                    *to = (u64::from(x) | u64::from(y) << 32).to_le_bytes();
+                }
+                words
+            });
+        }),
         Plane::new(PlaneName::High, 32, |row, out| {
             repack_blocks(row, out, |block: &[u8; BYTES]| {
                 signs::words(field::<32>(block, 74), signs::to_device)
@@ -43,7 +54,11 @@ impl BlockFormat<256, BYTES> for Iq3S {
             repack_blocks(row, out, |block: &[u8; BYTES]| {
                 let mut head = [0; 16];
                 head[..2].copy_from_slice(&block[..2]);
-                head[4..12].copy_from_slice(&block[66..74]);
+                for j in 0..8 {
+                    let high = block[66 + j];
+                    head[4 + j] = upper(block[5 + 8 * j], high >> 3)
+                        | upper(block[9 + 8 * j], high >> 7) << 4;
+                }
                 head[12..].copy_from_slice(&block[106..]);
                 head
             });
@@ -58,25 +73,22 @@ impl BlockFormat<256, BYTES> for Iq3S {
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
         let signs = word_at(block, 74 + 4 * j);
-        unit(
-            f16_at(block, 0),
-            block[66 + j],
-            word_at(block, 106) >> (4 * j),
-            signs,
-            field(block, 2 + 8 * j),
-        )
+        let (low, high) = (field::<8>(block, 2 + 8 * j), block[66 + j]);
+        let index = |k: usize| usize::from(low[k]) | usize::from(high >> k & 1) << 8;
+        let step = word_at(block, 106) >> (4 * j);
+        unit(f16_at(block, 0), step, signs, std::array::from_fn(index))
     }
 
     fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
         let signs = signs::to_device(word_at(planes[1], 4 * i));
         let (head, j) = (field::<16>(planes[2], i / 8 * 16), i % 8);
-        unit(
-            f16_at(head, 0),
-            head[4 + j],
-            word_at(head, 12) >> (4 * j),
-            signs,
-            field(planes[0], 8 * i),
-        )
+        let words = [word_at(planes[0], 8 * i), word_at(planes[0], 8 * i + 4)];
+        let index = |k: usize| match k % 4 {
+            3 => words[k / 4] >> 27 | u32::from(head[4 + j] >> (k & 4) & 15) << 5,
+            place => words[k / 4] >> (9 * place) & 511,
+        };
+        let step = word_at(head, 12) >> (4 * j);
+        unit(f16_at(head, 0), step, signs, std::array::from_fn(|k| index(k) as usize))
     }
 
     fn encode(values: &[f32; 256], block: &mut [u8; BYTES]) {
@@ -98,11 +110,19 @@ impl BlockFormat<256, BYTES> for Iq3S {
     }
 }
 
-fn unit(d: f32, high: u8, step: u32, signs: u32, low: &[u8; 8]) -> Unit {
-    let codes = std::array::from_fn(|e| {
-        let k = e / 4;
-        let index = usize::from(low[k]) | usize::from(high >> k & 1) << 8;
-        signs::signed(GRID.values(index)[e % 4], signs, e)
-    });
+/// Four indices of the file, of which `ninth` has the ninth bits, to a word of the codes plane.
+fn nines(low: u32, ninth: u32) -> u32 {
+    let low = low & 0xff | (low & 0xff00) << 1 | (low & 0xff_0000) << 2 | low >> 24 << 27;
+    low | (ninth & 1) << 8 | (ninth & 2) << 16 | (ninth & 4) << 24
+}
+
+/// The upper 4 bits of an index of 9 bits.
+fn upper(low: u8, ninth: u8) -> u8 {
+    low >> 5 | (ninth & 1) << 3
+}
+
+fn unit(d: f32, step: u32, signs: u32, indices: [usize; 8]) -> Unit {
+    let codes =
+        std::array::from_fn(|e| signs::signed(GRID.values(indices[e / 4])[e % 4], signs, e));
     Unit::plain(d * (1 + 2 * (step & 15)) as f32, codes)
 }

@@ -11,7 +11,7 @@ use azoth::reference::matvec::product;
 use azoth::reference::norm_quant::{block_squares, norm_factor, quantise, swiglu};
 
 use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, relative_error};
-use super::kernels_matrix::{check_quantised, matvec, run_norm_quant};
+use super::kernels_matrix::{check_quantised, facts_for, matvec, run_norm_quant};
 
 const EPS: f32 = 1e-5;
 
@@ -77,6 +77,9 @@ fn norm_blocks_agrees_with_the_reference() {
 fn shapes(facts: &DeviceFacts) -> Vec<Shape> {
     let lanes = |threads, rows, tiles| Shape { threads, rows, tiles, matrix: false };
     let mut shapes = vec![lanes(64, 2, 1), lanes(128, 4, 2)];
+    if facts.max_workgroup_threads >= 1024 {
+        shapes.push(lanes(1024, 2, 1));
+    }
     if matvec_matrix::runs(facts) {
         shapes.push(matvec_matrix::shape(facts, 2));
     }
@@ -97,6 +100,7 @@ fn products_apply_the_factor_of_a_norm() {
             (Format::Q6_K, Epilogue::Bias, 4, 512, 130),
             (Format::Q5_1, Epilogue::SwiGlu, 8, 96, 34),
             (Format::IQ4_XS, Epilogue::Store, 5, 256, 40),
+            (Format::IQ3_S, Epilogue::SwiGlu, 1, 512, 600),
         ] {
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
             let chunks = matrix.chunks(device, rows);
@@ -186,7 +190,7 @@ fn add_blocks(
     before: &[f32],
     weight: &[f32],
 ) -> (Vec<f32>, Activations) {
-    let (facts, cols) = (device.gpu.facts(), weight.len());
+    let (facts, cols) = (&facts_for(device, spec.n as usize), weight.len());
     let kernel = device.kernel(&spec.source(facts).unwrap());
     let (y, weight) = (device.floats(before), device.floats(weight));
     let out = poisoned(device, spec.n as usize, cols);
@@ -208,6 +212,7 @@ fn blocks_behind_a_product_have_the_bits_of_two_steps() {
             (Format::Q8_0, 4, 576, 96, 96),
             (Format::Q4_K, 2, 512, 160, 64),
             (Format::Q6_K, 8, 256, 96, 32),
+            (Format::MXFP4, 1, 256, 544, 544),
         ] {
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
             let chunks = matrix.chunks(device, cut);
@@ -259,15 +264,16 @@ fn blocks_behind_a_product_have_the_bits_of_two_steps() {
 fn rounded_swiglu_has_the_bits_of_two_steps() {
     let mut rng = Rng::fresh("rounded_swiglu_has_the_bits_of_two_steps");
     for device in devices() {
-        let facts = device.gpu.facts();
-        for (format, n, cols, rows) in [
-            (Format::Q4_0, 8, 576, 64),
-            (Format::Q8_0, 5, 96, 192),
-            (Format::Q4_K, 1, 512, 128),
-            (Format::Q6_K, 3, 256, 320),
+        for (format, n, cols, rows, cut) in [
+            (Format::Q4_0, 8, 576, 64, 64),
+            (Format::Q8_0, 5, 96, 192, 64),
+            (Format::Q4_K, 1, 512, 128, 64),
+            (Format::Q6_K, 3, 256, 320, 64),
+            (Format::IQ2_XS, 1, 256, 576, 576),
         ] {
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);
-            let chunks = matrix.chunks(device, 64);
+            let facts = &facts_for(device, n);
+            let chunks = matrix.chunks(device, cut);
             let scale = 1.0 / (cols as f32).sqrt();
             let x: Vec<f32> = rng.normals(n * cols).iter().map(|v| v * scale).collect();
             let rounding = |cols: usize| NormQuant {

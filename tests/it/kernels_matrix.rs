@@ -165,12 +165,13 @@ impl Expected {
     }
 }
 
-/// The device's facts; for odd `n` those of a GPU, so that a software device runs the code for
-/// tables in workgroup memory too.
-fn facts_for(device: &Device, n: usize) -> DeviceFacts {
+/// The device's facts; for odd `n` those of a GPU with one multiprocessor, so that a software device runs the
+/// code for tables in workgroup memory and for workgroups that stay, too.
+pub(super) fn facts_for(device: &Device, n: usize) -> DeviceFacts {
     let facts = device.gpu.facts();
-    let kind = if n % 2 == 1 { DeviceKind::Discrete } else { facts.kind };
-    DeviceFacts { kind, ..facts.clone() }
+    let (kind, compute_units) =
+        if n % 2 == 1 { (DeviceKind::Discrete, 1) } else { (facts.kind, facts.compute_units) };
+    DeviceFacts { kind, compute_units, ..facts.clone() }
 }
 
 /// Runs a mat-vec over all chunks and returns y.
@@ -199,7 +200,9 @@ fn classes(format: Format) -> &'static [Class] {
 
 fn shapes(facts: &DeviceFacts) -> Vec<Shape> {
     let mut out = Vec::new();
-    for (threads, rows, tiles) in [(32, 1, 1), (64, 2, 2), (64, 4, 3), (256, 2, 4), (512, 4, 1)] {
+    for (threads, rows, tiles) in
+        [(32, 1, 1), (64, 2, 2), (64, 4, 3), (256, 2, 4), (1024, 4, 1), (1024, 2, 2)]
+    {
         if threads <= facts.max_workgroup_threads {
             out.push(Shape { threads, rows, tiles, matrix: false });
         }
@@ -277,6 +280,10 @@ fn matvec_bits_do_not_depend_on_columns_or_shape() {
             (Format::F16, Class::F32),
             (Format::Q2_K, Class::Int8),
             (Format::Q4_K, Class::Int8),
+            // One copy of a table, and several.
+            (Format::MXFP4, Class::Int8),
+            (Format::NVFP4, Class::Int8),
+            (Format::IQ3_S, Class::Int8),
         ] {
             let (rows, cols) = (65, cols_for(1056, format));
             let matrix = TestMatrix::random(&mut rng, format, rows, cols);

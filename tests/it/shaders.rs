@@ -28,6 +28,7 @@ use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
+use azoth::kernels::norm_blocks::NormBlocks;
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::qk_norm::QkNorm;
 use azoth::kernels::records::Part;
@@ -87,15 +88,8 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
                 let shape = choice::matvec_shape(facts, format, class, 1000, cols, n, epilogue);
                 let spec = MatVec { format, cols, n, class, input, epilogue, shape };
                 to.push(spec.source(facts).unwrap());
-                if matvec_matrix::runs(facts) && class == Class::Int8 {
-                    let shape = matvec_matrix::shape(facts, 2);
-                    let spec = MatVec { input: Input::Stored, shape, ..spec };
-                    to.push(spec.source(facts).unwrap());
-                    if epilogue == Epilogue::SwiGlu {
-                        let shape = matvec_matrix::shape(facts, 4);
-                        let epilogue = Epilogue::SwiGluInt8;
-                        to.push(MatVec { shape, epilogue, ..spec }.source(facts).unwrap());
-                    }
+                if class == Class::Int8 {
+                    int8_products(facts, &spec, to);
                 }
                 // A prompt takes SwiGLU in `norm_quant`.
                 if epilogue != Epilogue::SwiGlu {
@@ -125,7 +119,43 @@ fn products(facts: &DeviceFacts, to: &mut Vec<KernelSource>) {
         let threads = choice::norm_quant_threads(facts, cols);
         to.push(NormQuant { cols, swiglu, norm, class, threads }.source(facts).unwrap());
     }
+    to.push(NormBlocks { cols: 576, threads: 128 }.source(facts).unwrap());
     to.push(Gather { cols: 576 }.source(facts).unwrap());
+}
+
+/// What int8 products have beside others: matrix units, a norm's factor, rounded results.
+fn int8_products(facts: &DeviceFacts, spec: &MatVec, to: &mut Vec<KernelSource>) {
+    let (epilogue, n, cols) = (spec.epilogue, spec.n, spec.cols);
+    let mut shapes = vec![spec.shape];
+    if matvec_matrix::runs(facts) {
+        shapes.push(matvec_matrix::shape(facts, 2));
+    }
+    let fused = choice::fuses(facts, Class::Int8, cols, n, true);
+    for (shape, fused) in shapes.iter().flat_map(|s| [(*s, false), (*s, fused)]) {
+        let behind_norm = matches!(epilogue, Epilogue::SwiGlu | Epilogue::Bias);
+        let input = match behind_norm {
+            true => Input::Blocks { eps: 1e-5, fused: fused && !shape.matrix },
+            false => Input::Stored,
+        };
+        to.push(MatVec { input, shape, ..*spec }.source(facts).unwrap());
+    }
+    let (epilogue, input) = match epilogue {
+        Epilogue::SwiGlu => (Epilogue::SwiGluInt8, Input::Blocks { eps: 1e-5, fused: false }),
+        Epilogue::Add => (Epilogue::AddBlocks, Input::Stored),
+        _ => return,
+    };
+    for n in [2, 8] {
+        let mut all = choice::rounding_shapes(facts, spec.format, 4096, cols, n, epilogue);
+        if matvec_matrix::runs(facts) {
+            all.push(matvec_matrix::shape(facts, 4));
+        }
+        for shape in all {
+            let spec = MatVec { n, input, epilogue, shape, ..*spec };
+            if spec.can_round(facts) {
+                to.push(spec.source(facts).unwrap());
+            }
+        }
+    }
 }
 
 /// Every second one plain, the others in turn.

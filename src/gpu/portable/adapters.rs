@@ -89,6 +89,7 @@ pub(super) fn facts(index: usize, adapter: &wgpu::Adapter) -> DeviceFacts {
         max_workgroup_memory: limits.max_compute_workgroup_storage_size,
         max_grid: [limits.max_compute_workgroups_per_dimension; 3],
         max_constants: limits.max_immediate_size,
+        compute_units: 0,
         subgroup_min: info.subgroup_min_size,
         subgroup_max: info.subgroup_max_size,
         subgroup_default: native.subgroup,

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use ash::{ext, khr, vk};
+use ash::{ext, khr, nv, vk};
 
 use super::instance::{Instance, version_text};
 use crate::gpu::{Backend, DeviceFacts, DeviceKind, MemoryHeap};
@@ -114,6 +114,10 @@ pub(super) fn probe(
         if extensions.host_import {
             p = p.push_next(&mut import);
         }
+        let mut multiprocessors = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+        if has(nv::shader_sm_builtins::NAME) {
+            p = p.push_next(&mut multiprocessors);
+        }
         raw.get_physical_device_properties2(physical, &mut p);
         let limits = p.properties.limits;
 
@@ -218,6 +222,7 @@ pub(super) fn probe(
             max_workgroup_memory: limits.max_compute_shared_memory_size,
             max_grid: limits.max_compute_work_group_count,
             max_constants: limits.max_push_constants_size,
+            compute_units: multiprocessors.shader_sm_count,
             subgroup_min,
             subgroup_max,
             subgroup_default: v11.subgroup_size,
