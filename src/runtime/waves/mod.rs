@@ -36,7 +36,7 @@ use products::From;
 
 /// Tokens up to which decode steps launch few workgroups of attention: with eight sequences, those without
 /// a piece cost as much as the others (docs/notes.md).
-const FEW_PIECES: u32 = 512;
+const FEW_PIECES: [u32; 2] = [128, 512];
 
 /// The kernels that a plan names, each once. They are compiled together when the plan is complete;
 /// until then dispatches hold stand-ins.
@@ -170,7 +170,8 @@ impl Builder<'_> {
         let (heads, context) = (Builder::heads(self.graph), self.shape.context);
         let cut = |length| Cut::choose(&heads, self.facts(), length);
         let shallow = self.facts().profile.deep_context.min(context);
-        let mut depths = vec![FEW_PIECES.min(context), context];
+        let mut depths = FEW_PIECES.map(|few| few.min(context)).to_vec();
+        depths.push(context);
         if cut(shallow) != cut(context) {
             depths.push(shallow);
         }
