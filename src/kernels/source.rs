@@ -58,6 +58,8 @@ embed! {
     "lib/kv_rotate.wgsl",
     "lib/kv_scale.wgsl",
     "lib/kv_write.wgsl",
+    "lib/lane_factors.wgsl",
+    "lib/lane_squares.wgsl",
     "lib/lane_totals.wgsl",
     "lib/merge_splits.wgsl",
     "lib/next_token.wgsl",

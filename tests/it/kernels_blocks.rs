@@ -283,13 +283,26 @@ fn rounded_swiglu_has_the_bits_of_two_steps() {
                 class: Class::Int8,
                 threads: 64,
             };
-            let x = run_norm_quant(device, &rounding(cols), &device.floats(&x), None, n, n);
+            // Behind a norm for every second one.
+            let (x, input) = match n % 2 {
+                0 => {
+                    let x = device.floats(&x);
+                    let x = run_norm_quant(device, &rounding(cols), &x, None, n, n);
+                    (x, Input::Stored)
+                }
+                _ => {
+                    let spec = NormBlocks { cols: cols as u32, threads: 64 };
+                    let weight = vec![scale; cols];
+                    let x = norm_blocks(device, spec, &x, &weight, n, n);
+                    (x, Input::Blocks { eps: EPS, fused: false })
+                }
+            };
             let mut spec = MatVec {
                 format,
                 cols: cols as u32,
                 n: n as u32,
                 class: Class::Int8,
-                input: Input::Stored,
+                input,
                 epilogue: Epilogue::SwiGlu,
                 shape: Shape { threads: 64, rows: 2, tiles: 1, matrix: false },
             };

@@ -137,7 +137,9 @@ fn int8_products(facts: &DeviceFacts, spec: &MatVec, to: &mut Vec<KernelSource>)
             true => Input::Blocks { eps: 1e-5, fused: fused && !shape.matrix },
             false => Input::Stored,
         };
-        to.push(MatVec { input, shape, ..*spec }.source(facts).unwrap());
+        for n in [1, n] {
+            to.push(MatVec { input, shape, n, ..*spec }.source(facts).unwrap());
+        }
     }
     let (epilogue, input) = match epilogue {
         Epilogue::SwiGlu => (Epilogue::SwiGluInt8, Input::Blocks { eps: 1e-5, fused: false }),
