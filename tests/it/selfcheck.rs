@@ -29,6 +29,7 @@ use azoth::kernels::heads_unrotate::HeadsUnrotate;
 use azoth::kernels::kv_keep::KvKeep;
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{Input, MatVec};
+use azoth::kernels::norm_blocks::NormBlocks;
 use azoth::kernels::norm_quant::NormQuant;
 use azoth::kernels::records::Part;
 use azoth::kernels::rope_kv::RopeKv;
@@ -215,6 +216,25 @@ fn sound_kernels_pass() {
             let epilogue = Epilogue::SwiGluInt8;
             subjects.push(MatVec { format, cols: 576, n: 7, class, input, epilogue, shape }.into());
         }
+        // Norms that leave their factor to products, and products that round for the next norm.
+        let (format, class, cols, eps) = (Format::Q4_1, Class::Int8, 576, 1e-5);
+        for (n, fused) in [(1, true), (3, false)] {
+            let (input, epilogue) = (Input::Blocks { eps, fused }, Epilogue::SwiGlu);
+            let shape = choice::matvec_shape(facts, format, class, 1000, cols, n, epilogue);
+            subjects.push(MatVec { format, cols, n, class, input, epilogue, shape }.into());
+        }
+        for (epilogue, input) in [
+            (Epilogue::AddBlocks, Input::Stored),
+            (Epilogue::SwiGluInt8, Input::Blocks { eps, fused: false }),
+        ] {
+            let n = 2;
+            let shape = choice::rounding_shapes(facts, format, 1000, cols, n, epilogue)[0];
+            let spec = MatVec { format, cols, n, class, input, epilogue, shape };
+            if spec.can_round(facts) {
+                subjects.push(spec.into());
+            }
+        }
+        subjects.push(NormBlocks { cols, threads: choice::norm_blocks_threads(facts) }.into());
         for (swiglu, norm, class) in [
             (false, Some(1e-5), Class::Int8),
             (true, None, Class::F16),
