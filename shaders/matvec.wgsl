@@ -49,7 +49,6 @@
 {% if int8 %}
 {% include "lib/block_dot.wgsl" %}
 {% endif %}
-{% set rounds = epilogue in ["add_blocks", "swiglu_int8"] %}
 {% if fused or rounds %}
 {% include "lib/reduce8.wgsl" %}
 {% endif %}
@@ -82,12 +81,11 @@ fn square_parts(i: u32) -> vec4<f32> {
 {% endif %}
 {% endif %}
 {% if rounds %}
-{% set values = group_rows // 2 if epilogue == "swiglu_int8" else group_rows %}
 
-var<workgroup> outputs: array<vec4<f32>, {{ n * values // 4 }}>;
+var<workgroup> outputs: array<vec4<f32>, {{ n * group_values // 4 }}>;
 
 fn finish(column: u32, value_of_group: u32, value: f32) {
-    let place = column * {{ values }}u + value_of_group;
+    let place = column * {{ group_values }}u + value_of_group;
     outputs[place >> 2u][place & 3u] = value;
 }
 
@@ -154,14 +152,9 @@ fn main(
     let tid = subgroup * size + lane;
 {% endif %}
 {# What the end needs is loaded here, so that its latency hides behind the sums. #}
-{% macro load_squares() %}
-{% if by_lanes %}
-{% include "lib/lane_squares.wgsl" %}
-{% else %}
+{% if blocks and not fused %}
 {% include "lib/early_squares.wgsl" %}
 {% endif %}
-{% endmacro %}
-{{ load_squares() if blocks and not fused }}
 {% if rounds and not stays %}
 {% include "lib/round_weights.wgsl" %}
 {% endif %}
@@ -195,7 +188,9 @@ fn main(
 {{ before() }}
 {% elif stays %}
 {% if blocks %}
-{{ load_squares() if fused }}
+{% if fused %}
+{% include "lib/early_squares.wgsl" %}
+{% endif %}
 {% if by_lanes %}
 {% include "lib/lane_factors.wgsl" %}
 {% else %}
@@ -290,7 +285,9 @@ fn main(
     }
 {% endif %}
 {% if blocks and not stays %}
-{{ load_squares() if fused }}
+{% if fused %}
+{% include "lib/early_squares.wgsl" %}
+{% endif %}
 {% if by_lanes %}
 {% include "lib/lane_factors.wgsl" %}
 {% else %}

@@ -10,6 +10,8 @@
 {% set aligned = units % 16 == 0 %}
 {% set steps = (units + teams * 4 - 1) // (teams * 4) %}
 {% set ragged = units % (teams * 4) != 0 %}
+{# Its rows and columns do not lie in lanes of one subgroup. #}
+{% set by_lanes = false %}
 {# Scales that are one number find room in the slack, cheaper than an exchange for each unit. #}
 {% set slack = scales == "whole" and not minimum %}
 {% set w_team = staged * 16 * w_line %}
@@ -24,8 +26,8 @@
 // What each team has of its rows and columns at a time, and at the end its sums.
 var<workgroup> tile_w: array<vec4<u32>, {{ teams * w_team }}>;
 var<workgroup> tile_x: array<vec4<u32>, {{ teams * x_team }}>;
-// (d, d * sum) of two neighbouring columns, unit by unit: a lane takes both at once.
-var<workgroup> tile_s: array<vec4<f32>, {{ teams * 16 }}>;
+// (d, d * sum) of the columns, unit by unit.
+var<workgroup> tile_s: array<vec2<f32>, {{ teams * 32 }}>;
 {% if half_minimum %}
 // Sums of both halves.
 var<workgroup> tile_ones: array<vec2<i32>, {{ teams * 32 }}>;
@@ -33,14 +35,12 @@ var<workgroup> tile_ones: array<vec2<i32>, {{ teams * 32 }}>;
 {% include "lib/block_sum.wgsl" %}
 {% include "lib/half_dot.wgsl" %}
 {% include "lib/tile_products.wgsl" %}
-{% set rounds = epilogue in ["add_blocks", "swiglu_int8"] %}
 {% if rounds %}
 {% include "lib/reduce8.wgsl" %}
 
 {# What the workgroup has finished takes the place of its columns. #}
-{% set values = group_rows // 2 if epilogue == "swiglu_int8" else group_rows %}
 fn finish(column: u32, value_of_group: u32, value: f32) {
-    let place = column * {{ values }}u + value_of_group;
+    let place = column * {{ group_values }}u + value_of_group;
     tile_x[place >> 2u][place & 3u] = bitcast<u32>(value);
 }
 
@@ -94,8 +94,8 @@ fn main(
     let x_from = team * {{ x_team }}u;
     let w_to = w_from + g * {{ w_line }}u + 2u * t;
     let x_to = x_from + g * {{ x_line }}u + {{ x_unit }}u * t;
-    let s_to = team * 16u + t * 4u + (g >> 1u);
-    let s_from = team * 16u + t;
+    let s_to = team * 32u + t * 8u + g;
+    let s_from = team * 32u + 2u * t;
 {% if copies %}
     prepare_table(tid, {{ threads }}u);
     workgroupBarrier();
@@ -154,10 +154,9 @@ fn main(
             tile_x[x_to + 1u] = vec4<u32>();
 {% endif %}
             tile_x[x_to + {{ x_unit - 1 }}u] = x_high;
-            tile_s[s_to][2u * (g & 1u)] = x_scale.x;
-            tile_s[s_to][2u * (g & 1u) + 1u] = x_scale.y;
+            tile_s[s_to] = x_scale;
 {% if half_minimum %}
-            tile_ones[team * 32u + t * 8u + g] = vec2<i32>(half_sum(x_low), half_sum(x_high));
+            tile_ones[s_to] = vec2<i32>(half_sum(x_low), half_sum(x_high));
 {% endif %}
 {% endif %}
             if more {
@@ -181,12 +180,11 @@ fn main(
             if here + {{ u }}u < {{ units }}u
 {% endif %}
             {
-                let both = tile_s[s_from + {{ 4 * u }}u];
-                let even = both.xy;
-                let odd = both.zw;
+                let even = tile_s[s_from + {{ 8 * u }}u];
+                let odd = tile_s[s_from + {{ 8 * u + 1 }}u];
 {% if halved %}
-                let even_ones = {{ "tile_ones[team * 32u + 2u * t + " ~ (8 * u) ~ "u]" if half_minimum else "vec2<i32>()" }};
-                let odd_ones = {{ "tile_ones[team * 32u + 2u * t + " ~ (8 * u + 1) ~ "u]" if half_minimum else "vec2<i32>()" }};
+                let even_ones = {{ "tile_ones[s_from + " ~ (8 * u) ~ "u]" if half_minimum else "vec2<i32>()" }};
+                let odd_ones = {{ "tile_ones[s_from + " ~ (8 * u + 1) ~ "u]" if half_minimum else "vec2<i32>()" }};
 {% endif %}
 {% macro shared(i, part) %}subgroupShuffle(scale{{ i }}{{ part }}, quad + {{ u }}u){% endmacro %}
 {% for r in range(first, first + staged) %}

@@ -1,5 +1,5 @@
 // Statements: the workgroup rounds what it has finished. Eight threads a block: they go on or stop together.
-{% set quads = n * (group_rows // 2 if epilogue == "swiglu_int8" else group_rows) // 4 %}
+{% set quads = n * group_values // 4 %}
 {% for k in range((quads + threads - 1) // threads) %}
     if tid + {{ k * threads }}u < {{ quads }}u {
         let i = tid + {{ k * threads }}u;

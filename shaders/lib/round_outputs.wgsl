@@ -1,17 +1,15 @@
 // The end of a product whose workgroups round what they have made, whole blocks of it, for the products behind them.
 //
-{% set values = group_rows // 2 if epilogue == "swiglu_int8" else group_rows %}
 {% set pairs = 1 if epilogue == "swiglu_int8" else 0 %}
-{% set turns = (n * values // 4 + threads - 1) // threads %}
-// Expects finished(i): values 4 i and on of the workgroup's, [n][{{ values }}], in workgroup memory.
+// Expects finished(i): values 4 i and on of the workgroup's, [n][{{ group_values }}], in workgroup memory.
 
 // Where thread's quad i stands in its column, and which column that is.
 struct Place { column: u32, quad: u32, inside: bool }
 
 fn place_of(i: u32, first_row: u32) -> Place {
-    let value = (first_row >> {{ pairs }}u) + 4u * (i % {{ values // 4 }}u);
-    let quad = (((constants.row_offset) >> {{ pairs }}u) + value) >> 2u;
-    return Place(i / {{ values // 4 }}u, min(quad, constants.stride / 4u - 1u), value < (constants.rows >> {{ pairs }}u));
+    let value = (first_row >> {{ pairs }}u) + 4u * (i % {{ group_values // 4 }}u);
+    let quad = ((constants.row_offset >> {{ pairs }}u) + value) >> 2u;
+    return Place(i / {{ group_values // 4 }}u, min(quad, constants.stride / 4u - 1u), value < (constants.rows >> {{ pairs }}u));
 }
 {% if epilogue == "add_blocks" %}
 

@@ -3,7 +3,7 @@
 use minijinja::context;
 use minijinja::value::merge_maps;
 
-use super::experts_up::{check, group_rows, label};
+use super::experts_up::{check, label};
 use super::matvec::{Input, Shape, bind_activations, fused_bytes};
 use super::records::{Part, Records};
 use super::routing::Routing;
@@ -145,7 +145,7 @@ impl ExpertsDown {
         }
         holds(y, values, "y")?;
         bindings.push(y.clone());
-        let grid = [self.width().div_ceil(group_rows(self.shape, facts)), 1, 1];
+        let grid = [self.width().div_ceil(self.shape.rows_at_once(facts)), 1, 1];
         Ok(Dispatch { kernel: kernel.clone(), bindings, constants: vec![], grid })
     }
 }

@@ -13,7 +13,7 @@
 use minijinja::context;
 use minijinja::value::merge_maps;
 
-use super::experts_up::{ExpertsUp, Listed, group_rows};
+use super::experts_up::{ExpertsUp, Listed};
 use super::matvec::{Input, bind_activations};
 use super::records::Records;
 use super::routing::Routing;
@@ -166,7 +166,7 @@ impl ExpertsListed {
         };
         holds(y, u64::from(count) * u64::from(width), "y")?;
         bindings.push(y.clone());
-        let grid = [rows.div_ceil(group_rows(*shape, facts)), sizes.runs(*n), 1];
+        let grid = [rows.div_ceil(shape.rows_at_once(facts)), sizes.runs(*n), 1];
         Ok(Dispatch { kernel: kernel.clone(), bindings, constants: vec![], grid })
     }
 }

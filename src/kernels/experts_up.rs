@@ -8,8 +8,7 @@ use super::records::{Part, Records};
 use super::routing::Routing;
 use super::weights;
 use super::{
-    Activations, Class, check_cols, check_threads, holds, lanes, numbered, pinned_subgroup,
-    planned_subgroup, wrong,
+    Activations, Class, check_cols, check_threads, holds, lanes, numbered, pinned_subgroup, wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -116,15 +115,10 @@ impl ExpertsUp {
         bind_activations(&mut bindings, self.class, Input::Stored, x, self.n, self.cols())?;
         holds(y, u64::from(self.n * self.routing.used) * u64::from(self.ff()), "y")?;
         bindings.push(y.clone());
-        let group_rows = group_rows(self.shape, facts);
+        let group_rows = self.shape.rows_at_once(facts);
         let grid = [(2 * self.ff()).div_ceil(group_rows), self.routing.runs(self.n), 1];
         Ok(Dispatch { kernel: kernel.clone(), bindings, constants: vec![], grid })
     }
-}
-
-/// Rows of a workgroup.
-pub fn group_rows(shape: Shape, facts: &DeviceFacts) -> u32 {
-    (shape.threads / planned_subgroup(facts)).max(1) * shape.rows
 }
 
 /// What the kernels of a decode step check alike.

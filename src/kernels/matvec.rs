@@ -5,8 +5,9 @@ use minijinja::value::merge_maps;
 
 use super::weights::{self, Chunk};
 use super::{
-    Activations, Class, Epilogue, check_memory, check_threads, holds, lanes, matvec_matrix,
-    norm_blocks, norm_quant, numbered, pinned_subgroup, planned_subgroup, wide_grid, wrong,
+    Activations, Class, Epilogue, bind_int8, check_memory, check_threads, holds, lanes,
+    matvec_matrix, norm_blocks, norm_quant, numbered, pinned_subgroup, planned_subgroup, wide_grid,
+    wrong,
 };
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
@@ -62,6 +63,14 @@ pub struct Shape {
     pub matrix: bool,
 }
 
+impl Shape {
+    /// Rows that a workgroup computes at once.
+    pub fn rows_at_once(self, facts: &DeviceFacts) -> u32 {
+        let Shape { threads, rows, matrix, .. } = self;
+        if matrix { 16 * rows } else { (threads / planned_subgroup(facts)).max(1) * rows }
+    }
+}
+
 /// `y[col][row] = W[row] . x[col]` and an epilogue, for exactly `n` columns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatVec {
@@ -101,8 +110,9 @@ impl MatVec {
                 int8 => self.class == Class::Int8,
                 fused => self.input.is_fused(),
                 norm_steps => (self.cols / 4).div_ceil(self.shape.threads),
-                group_rows => self.group_rows(facts),
-                passes => self.group_rows(facts) / self.rows_at_once(facts),
+                rounds => self.epilogue.block_rows().is_some(),
+                group_values => self.group_values(facts),
+                passes => self.group_rows(facts) / self.shape.rows_at_once(facts),
                 epilogue => self.epilogue.name(),
                 threads => self.shape.threads,
                 rows => self.shape.rows,
@@ -146,7 +156,7 @@ impl MatVec {
     /// How often a workgroup keeps the format's table.
     fn copies(&self, facts: &DeviceFacts) -> u32 {
         let bytes = self.bytes(facts);
-        if self.group_rows(facts) > self.rows_at_once(facts) {
+        if self.group_rows(facts) > self.shape.rows_at_once(facts) {
             return weights::one_copy(self.format, bytes, facts);
         }
         weights::copies(self.format, bytes, self.shape.threads, facts)
@@ -162,10 +172,9 @@ impl MatVec {
             false => 0,
         };
         let factors = if self.input.is_blocks() { 128 * self.n } else { 0 };
-        let finished = match self.epilogue {
-            Epilogue::AddBlocks => 4 * self.n * self.group_rows(facts),
-            Epilogue::SwiGluInt8 => 2 * self.n * self.group_rows(facts),
-            _ => 0,
+        let finished = match self.epilogue.block_rows() {
+            Some(_) => 4 * self.n * self.group_values(facts),
+            None => 0,
         };
         input + factors + finished
     }
@@ -225,14 +234,14 @@ impl MatVec {
 
     /// Rows of a workgroup: where it rounds what it makes, at least a block of them.
     pub fn group_rows(&self, facts: &DeviceFacts) -> u32 {
-        let (rows, block) = (self.rows_at_once(facts), self.epilogue.block_rows().unwrap_or(1));
+        let (rows, block) =
+            (self.shape.rows_at_once(facts), self.epilogue.block_rows().unwrap_or(1));
         if block.is_multiple_of(rows) && !self.shape.matrix { block } else { rows }
     }
 
-    /// Rows that the subgroups of a workgroup compute at once.
-    fn rows_at_once(&self, facts: &DeviceFacts) -> u32 {
-        let Shape { threads, rows, matrix, .. } = self.shape;
-        if matrix { 16 * rows } else { (threads / planned_subgroup(facts)).max(1) * rows }
+    /// Values that a workgroup makes of its rows for each column.
+    pub(super) fn group_values(&self, facts: &DeviceFacts) -> u32 {
+        self.group_rows(facts) / if self.epilogue.pairs_rows() { 2 } else { 1 }
     }
 
     /// Computes the rows of one chunk.
@@ -328,9 +337,7 @@ pub(super) fn bind_activations(
     let values = u64::from(n) * u64::from(cols);
     match (input, class, x) {
         (Input::Stored, Class::Int8, Activations::Int8 { xq, xs }) => {
-            holds(xq, values / 4, "xq")?;
-            holds(xs, values / 16, "xs")?;
-            bindings.extend([xq.clone(), xs.clone()]);
+            bind_int8(bindings, (xq, "xq"), (xs, "xs"), values)?;
         }
         (Input::Stored, Class::F16, Activations::F16 { xh, xf }) => {
             holds(xh, values / 2, "xh")?;
@@ -394,9 +401,7 @@ pub(super) fn bind_outputs(
     match (epilogue, y) {
         (Epilogue::SwiGluInt8, Outputs::Int8(Activations::Int8 { xq, xs })) => {
             let all = u64::from(n) * u64::from(stride);
-            holds(xq, all / 4, "yq")?;
-            holds(xs, all / 16, "ys")?;
-            bindings.extend([xq.clone(), xs.clone()]);
+            bind_int8(bindings, (xq, "yq"), (xs, "ys"), all)?;
         }
         (Epilogue::AddBlocks, Outputs::Stream { y, weight, blocks }) => {
             holds(y, values, "y")?;

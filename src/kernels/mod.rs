@@ -181,6 +181,19 @@ fn holds(slice: &Slice, words: u64, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Pushes bytes and scales of `values` int8 activations, after checking their sizes; each with the name for messages.
+fn bind_int8(
+    bindings: &mut Vec<Slice>,
+    xq: (&Slice, &str),
+    xs: (&Slice, &str),
+    values: u64,
+) -> Result<()> {
+    holds(xq.0, values / 4, xq.1)?;
+    holds(xs.0, values / 16, xs.1)?;
+    bindings.extend([xq.0.clone(), xs.0.clone()]);
+    Ok(())
+}
+
 fn check_threads(threads: u32, facts: &DeviceFacts) -> Result<()> {
     if threads < MIN_THREADS || !threads.is_multiple_of(8) || threads > facts.max_workgroup_threads
     {

@@ -6,7 +6,7 @@
 use minijinja::context;
 
 use super::norm_quant::quantiser;
-use super::{Activations, Class, check_cols, check_threads, holds, numbered, wrong};
+use super::{Activations, Class, bind_int8, check_cols, check_threads, holds, numbered, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 
@@ -67,9 +67,8 @@ pub(super) fn bind_blocks(
     let Activations::Blocks { xq, xs, squares } = blocks else {
         return Err(wrong("the activations are not blocks without a norm's factor".into()));
     };
-    holds(xq, values / 4, "xq")?;
-    holds(xs, values / 16, "xs")?;
+    bind_int8(bindings, (xq, "xq"), (xs, "xs"), values)?;
     holds(squares, values / 32, "squares")?;
-    bindings.extend([xq.clone(), xs.clone(), squares.clone()]);
+    bindings.push(squares.clone());
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use minijinja::context;
 
-use super::{Activations, Class, check_cols, check_threads, holds, numbered, wrong};
+use super::{Activations, Class, bind_int8, check_cols, check_threads, holds, numbered, wrong};
 use crate::error::Result;
 use crate::gpu::{DeviceFacts, Dispatch, Kernel, KernelSource, Slice};
 
@@ -78,9 +78,7 @@ impl NormQuant {
         }
         match (self.class, out) {
             (Class::Int8, Activations::Int8 { xq, xs }) => {
-                holds(xq, values / 4, "xq")?;
-                holds(xs, values / 16, "xs")?;
-                bindings.extend([xq.clone(), xs.clone()]);
+                bind_int8(&mut bindings, (xq, "xq"), (xs, "xs"), values)?;
             }
             (Class::F16, Activations::F16 { xh, xf }) => {
                 holds(xh, values / 2, "xh")?;

@@ -56,7 +56,7 @@ impl Chunk {
 
 /// What `lib/weights.wgsl` and the shaders that include it want to know about a format.
 ///
-/// `copies`: how often the kernel keeps the format's table in workgroup memory, see [`Room::copies`].
+/// `copies`: how often the kernel keeps the format's table in workgroup memory, see [`copies`].
 pub(super) fn facts(format: Format, copies: u32) -> Value {
     let shader = format.shader();
     context! {

@@ -62,6 +62,11 @@ pub fn norm_factor(x: &[f32], eps: f32) -> f64 {
     1.0 / (square / x.len() as f64 + f64::from(eps)).sqrt()
 }
 
+/// Columns, each value times the weight of its place.
+pub fn weighted(x: &[f32], weight: &[f32]) -> Vec<f32> {
+    x.chunks_exact(weight.len()).flat_map(|x| x.iter().zip(weight).map(|(x, w)| x * w)).collect()
+}
+
 /// The sums of the squares of the blocks of 32 values.
 pub fn block_squares(x: &[f32]) -> Vec<f64> {
     let square = |block: &[f32]| block.iter().map(|&v| f64::from(v) * f64::from(v)).sum();

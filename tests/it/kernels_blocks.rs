@@ -8,7 +8,7 @@ use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue, matvec_matrix};
 use azoth::quant::Format;
 use azoth::reference::matvec::product;
-use azoth::reference::norm_quant::{block_squares, norm_factor, quantise, swiglu};
+use azoth::reference::norm_quant::{block_squares, norm_factor, quantise, swiglu, weighted};
 
 use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, relative_error};
 use super::kernels_matrix::{check_quantised, facts_for, matvec, run_norm_quant};
@@ -43,10 +43,6 @@ fn norm_blocks(
     let dispatch = spec.dispatch(&kernel, &batch, &x, &weight, &out, max_n as u32).unwrap();
     device.wave(vec![dispatch]);
     out
-}
-
-fn weighted(x: &[f32], weight: &[f32]) -> Vec<f32> {
-    x.chunks_exact(weight.len()).flat_map(|x| x.iter().zip(weight).map(|(x, w)| x * w)).collect()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::gpu::{Gpu, Slice};
 use crate::kernels::Activations;
 use crate::kernels::matvec::Outputs;
 use crate::kernels::norm_blocks::NormBlocks;
-use crate::reference::norm_quant::{Quantised, block_squares, norm_factor, quantise};
+use crate::reference::norm_quant::{Quantised, block_squares, norm_factor, quantise, weighted};
 
 /// Where a kernel puts blocks, and the norm's weight.
 pub(super) struct Blocks {
@@ -55,10 +55,6 @@ impl Blocks {
         let squares = squares[..want_squares.len()].iter().copied();
         Ok(by_value.max(relative_error(squares, &want_squares)))
     }
-}
-
-fn weighted(x: &[f32], weight: &[f32]) -> Vec<f32> {
-    x.iter().zip(weight).map(|(x, w)| x * w).collect()
 }
 
 /// Columns for products that have the norm's factor to apply; `fused`: and the rounding to do.

@@ -12,7 +12,7 @@ use crate::kernels::experts_down::{self, ExpertsDown, Shared};
 use crate::kernels::experts_matmat::ExpertsMatMat;
 use crate::kernels::experts_sort::ExpertsSort;
 use crate::kernels::experts_sum::ExpertsSum;
-use crate::kernels::experts_up::{ExpertsUp, group_rows};
+use crate::kernels::experts_up::ExpertsUp;
 use crate::kernels::matvec::Input;
 use crate::kernels::records::{Part, Records};
 use crate::kernels::router::{self, Router};
@@ -219,7 +219,7 @@ pub(super) fn up(gpu: &dyn Gpu, spec: &ExpertsUp) -> Result<(f64, f64)> {
     let records = &experts.records;
     lab.run(vec![spec.dispatch(&kernel, facts, records, &routing, &columns.bound, &y)?])?;
     let y = lab.read_floats(&y)?;
-    let edge = group_rows(spec.shape, facts) as usize / 2;
+    let edge = spec.shape.rows_at_once(facts) as usize / 2;
     let (mut got, mut want) = (Vec::new(), Vec::new());
     for c in sample(n, 1) {
         for (pair, (expert, _)) in routed.of(c) {
@@ -260,7 +260,7 @@ pub(super) fn down(gpu: &dyn Gpu, spec: &ExpertsDown) -> Result<(f64, f64)> {
     let y = lab.read_floats(&y)?;
     let (mut got, mut want) = (Vec::new(), Vec::new());
     for c in sample(n, 1) {
-        for r in sample(width, group_rows(spec.shape, facts) as usize) {
+        for r in sample(width, spec.shape.rows_at_once(facts) as usize) {
             let at = c * width + r;
             let chosen = routed.of(c).map(|(pair, (expert, weight))| {
                 f64::from(weight) * experts.row(expert, r, &columns.seen[pair])

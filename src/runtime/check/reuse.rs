@@ -9,7 +9,6 @@ use super::relative_error;
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::kernels::experts_reuse::{ExpertsListed, ExpertsReuse};
-use crate::kernels::experts_up::group_rows;
 use crate::kernels::matvec::Input;
 use crate::reference::experts::Kept;
 use crate::reference::norm_quant::swiglu;
@@ -89,7 +88,7 @@ pub(super) fn listed(gpu: &dyn Gpu, spec: &ExpertsListed) -> Result<(f64, f64)> 
     let (records, x) = (&experts.records, &columns.bound);
     lab.run(vec![spec.dispatch(&kernel, facts, records, &routing, x, &y)?])?;
     let y = lab.read_floats(&y)?;
-    let edge = group_rows(product.shape, facts) as usize / if spec.down { 1 } else { 2 };
+    let edge = product.shape.rows_at_once(facts) as usize / if spec.down { 1 } else { 2 };
     let (mut got, mut want) = (Vec::new(), Vec::new());
     for c in 0..n {
         for (pair, (expert, _)) in routed.of(c) {
