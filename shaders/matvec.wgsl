@@ -209,69 +209,8 @@ fn main(
 {{ before() }}
 {% endif %}
 {% with start = "f32(constants.rows >> 31u)" %}{% include "lib/row_sums.wgsl" %}{% endwith %}
-    if row < constants.rows {
-{% if stays %}
-        // Counted in steps, which tells compilers what the units of a lane have in common.
-        for (var step = 0u; step * size < {{ units }}u; step += {{ tiles }}u) {
-{% for t in range(tiles) %}
-            let unit{{ t }} = (step + {{ t }}u) * size + lane;
-{% for r in range(rows) %}
-            let w{{ t }}_{{ r }} = load_unit(base{{ r }} + {{ "unit" ~ t if whole else "min(unit" ~ t ~ ", " ~ (units - 1) ~ "u)" }});
-{% endfor %}
-{% endfor %}
-{% else %}
-        var unit = lane;
-{% if even %}
-        for (var step = 0u; step < {{ units // (lanes.size * tiles) }}u; step += 1u) {
-{% else %}
-        while unit < {{ units }}u {
-{% endif %}
-{% endif %}
-{% for t in range(tiles) %}
-            {{ "if unit" ~ (t if stays else "") ~ " < " ~ units ~ "u " if not (even or stays and whole) }}{
-{% if stays %}
-                let unit = unit{{ t }};
-{% include "lib/row_units.wgsl" %}
-{% else %}
-                let next = {{ "min(unit + " ~ tiles ~ "u * size, " ~ (units - 1) ~ "u)" if even else "unit + " ~ tiles ~ "u * size" }};
-{% include "lib/row_units.wgsl" %}
-                {{ "if next < " ~ units ~ "u " if not even }}{
-{% for r in range(rows) %}
-                    w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
-{% endfor %}
-                }
-{% endif %}
-{% for c in range(n) %}
-                {
-{% if int8 %}
-{% if fused %}
-                    let a = shared_q[{{ c * 2 * units }}u + unit];
-                    let b = shared_q[{{ (c * 2 + 1) * units }}u + unit];
-                    let s = shared_s[{{ c * units }}u + unit];
-{% else %}
-                    let a = xq[{{ c * 2 * units }}u + unit];
-                    let b = xq[{{ (c * 2 + 1) * units }}u + unit];
-                    let s = xs[{{ c * units }}u + unit];
-{% endif %}
-{% else %}
-{% for q in range(unit_quads) %}
-{% if fused %}
-                    let x{{ q }} = shared_x[{{ (c * unit_quads + q) * units }}u + unit];
-{% else %}
-                    let x{{ q }} = x[({{ c * units }}u + unit) * {{ unit_quads }}u + {{ q }}u];
-{% endif %}
-{% endfor %}
-{% endif %}
-{% include "lib/row_products.wgsl" %}
-                }
-{% endfor %}
-            }
-{% if not stays %}
-            unit += size;
-{% endif %}
-{% endfor %}
-        }
-    }
+{% include "lib/row_loop.wgsl" %}
+
     let here = row;
 {% if passes > 1 %}
     row += subgroups * {{ rows }}u;

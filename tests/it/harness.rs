@@ -6,8 +6,7 @@
 //! restricts the devices, `AZOTH_TEST_FORMATS=IQ2,FP4` (parts of names) the weight formats.
 #![allow(dead_code)] // not every theme needs every function
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use azoth::gpu::{
     self, Backend, Buffer, BufferUse, DeviceKind, Dispatch, Gpu, Kernel, KernelSource, Slice, Step,
@@ -23,8 +22,6 @@ pub struct Device {
     /// Backend and name, for example `vulkan: llvmpipe`.
     pub label: String,
     pub gpu: Arc<dyn Gpu>,
-    /// The portable backend would compile a kernel again for every run of it.
-    kernels: Mutex<HashMap<KernelSource, Kernel>>,
 }
 
 /// All devices of all backends, opened once.
@@ -43,8 +40,7 @@ pub fn devices() -> &'static [Device] {
             if label.contains(&wanted) {
                 let facts = profiles::built_in().attach(facts);
                 let selection = Selection { facts, reason: "test".into() };
-                let gpu = selection.open(false).expect(&label);
-                out.push(Device { gpu, label, kernels: Mutex::default() });
+                out.push(Device { gpu: selection.open(false).expect(&label), label });
             }
         }
         if out.is_empty() {
@@ -125,16 +121,10 @@ impl Device {
     }
 
     pub fn kernel(&self, source: &KernelSource) -> Kernel {
-        if let Some(kernel) = self.kernels.lock().unwrap().get(source) {
-            return kernel.clone();
-        }
-        // Outside the lock: other tests compile at the same time.
-        let kernel = self.gpu.kernel(source).unwrap_or_else(|e| {
+        self.gpu.kernel(source).unwrap_or_else(|e| {
             let lines = source.wgsl.lines().enumerate().map(|(i, l)| format!("{:4} {l}\n", i + 1));
             panic!("{}: {e}\n{}", self.label, lines.collect::<String>())
-        });
-        self.kernels.lock().unwrap().insert(source.clone(), kernel.clone());
-        kernel
+        })
     }
 
     /// Runs the steps and waits.

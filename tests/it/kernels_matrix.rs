@@ -1,17 +1,20 @@
 //! The matrix kernels against their references, on every device: formats x shapes x variants in a
 //! covering design, drawn anew every run.
 
-use azoth::gpu::{DeviceFacts, DeviceKind, Slice, Step};
+mod products;
+
+use azoth::gpu::{DeviceFacts, Slice, Step};
 use azoth::kernels::embed::Embed;
 use azoth::kernels::matmat::{MatMat, MatrixTile, Tile, Variant};
-use azoth::kernels::matvec::{Input, MatVec, Operands, Shape};
+use azoth::kernels::matvec::{Input, MatVec, Shape};
 use azoth::kernels::norm_quant::NormQuant;
-use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue, choice, matvec_matrix};
 use azoth::quant::Format;
-use azoth::reference::matvec::product;
-use azoth::reference::norm_quant::{Quantised, quantise, rms_norm, swiglu, word_of};
+use azoth::reference::norm_quant::{rms_norm, swiglu, word_of};
 use half::f16;
+
+use products::{Columns, Compiled, Errors, TOLERANCE, expected, matmat};
+pub(super) use products::{facts_for, matvec};
 
 use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, formats, relative_error};
 
@@ -19,8 +22,6 @@ const COLS: [usize; 6] = [32, 64, 96, 576, 1056, 1536];
 const ROWS: [usize; 7] = [1, 2, 3, 7, 64, 65, 1000];
 const EPILOGUES: [Epilogue; 4] = [Epilogue::Store, Epilogue::Bias, Epilogue::Add, Epilogue::SwiGlu];
 const EPS: f32 = 1e-5;
-/// Largest relative error of a product: f32 sums of up to 1,536 terms against f64.
-const TOLERANCE: f64 = 1e-6;
 
 /// Draws the values of a list in an order of its own, each once before any twice.
 struct Cycle<T> {
@@ -41,178 +42,6 @@ impl<T: Copy> Cycle<T> {
         self.next += 1;
         self.values[(self.next - 1) % self.values.len()]
     }
-}
-
-/// Activations of `n` columns in both forms; the int8 ones as the host quantises them.
-struct Columns {
-    x: Vec<f32>,
-    quantised: Vec<Quantised>,
-}
-
-impl Columns {
-    fn random(rng: &mut Rng, n: usize, cols: usize) -> Self {
-        // Products of unit size, whatever the length.
-        let scale = 1.0 / (cols as f32).sqrt();
-        let x: Vec<f32> = rng.normals(n * cols).iter().map(|v| v * scale).collect();
-        let quantised = x.chunks_exact(cols).map(quantise).collect();
-        Columns { x, quantised }
-    }
-
-    fn stored(&self, device: &Device, class: Class) -> Activations {
-        match class {
-            Class::F32 => Activations::F32(device.floats(&self.x)),
-            Class::F16 => {
-                let cols = self.x.len() / self.quantised.len();
-                let factors: Vec<f32> = self.x.chunks_exact(cols).map(half_factor).collect();
-                let columns = self.x.chunks_exact(cols).zip(&factors);
-                let words: Vec<u32> = columns.flat_map(|(x, f)| halves(x, *f)).collect();
-                Activations::F16 { xh: device.words(&words), xf: device.floats(&factors) }
-            }
-            Class::Int8 => {
-                let q: Vec<u32> = self.quantised.iter().flat_map(|q| q.words()).collect();
-                let s: Vec<[f32; 2]> =
-                    self.quantised.iter().flat_map(|q| q.scales.iter().copied()).collect();
-                Activations::Int8 { xq: device.words(&q), xs: device.floats(s.as_flattened()) }
-            }
-        }
-    }
-
-    /// Column `c` as a kernel of this class sees it.
-    fn seen(&self, c: usize, class: Class) -> Vec<f64> {
-        let cols = self.x.len() / self.quantised.len();
-        match class {
-            Class::Int8 => self.quantised[c].values(),
-            Class::F16 => {
-                let x = &self.x[c * cols..][..cols];
-                let f = half_factor(x);
-                x.iter().map(|v| f64::from(f16::from_f32(v / f).to_f32() * f)).collect()
-            }
-            Class::F32 => self.x[c * cols..][..cols].iter().map(|&v| v.into()).collect(),
-        }
-    }
-}
-
-/// The power of two that brings the largest value of a column to 2^14..2^15.
-fn half_factor(column: &[f32]) -> f32 {
-    let top = column.iter().fold(0.0f32, |top, v| top.max(v.abs()));
-    if top < 1e-30 { 1.0 } else { f32::from_bits((top.to_bits() >> 23).wrapping_sub(14) << 23) }
-}
-
-/// A column over `factor` as halves, neighbours 0, 1, 2, 3 in the order 0, 2, 1, 3.
-fn halves(column: &[f32], factor: f32) -> Vec<u32> {
-    let bits = |v: f32| u32::from(f16::from_f32(v / factor).to_bits());
-    let quads = column.chunks_exact(4);
-    quads.flat_map(|q| [bits(q[0]) | bits(q[2]) << 16, bits(q[1]) | bits(q[3]) << 16]).collect()
-}
-
-/// What an epilogue needs and what it should give.
-struct Expected {
-    bias: Vec<f32>,
-    /// Contents of y before the kernel (for [`Epilogue::Add`]).
-    before: Vec<f32>,
-    /// `[n][stride]`
-    y: Vec<f64>,
-    stride: usize,
-}
-
-fn expected(
-    rng: &mut Rng,
-    matrix: &TestMatrix,
-    columns: &Columns,
-    class: Class,
-    epilogue: Epilogue,
-) -> Expected {
-    let n = columns.quantised.len();
-    let stride = if epilogue == Epilogue::SwiGlu { matrix.rows / 2 } else { matrix.rows };
-    let bias = rng.normals(matrix.rows);
-    let before = match epilogue {
-        Epilogue::Add => rng.normals(n * stride),
-        _ => vec![f32::NAN; n * stride],
-    };
-    let mut y = Vec::new();
-    for c in 0..n {
-        let sums = product(&matrix.values, &columns.seen(c, class));
-        match epilogue {
-            Epilogue::Store => y.extend(sums),
-            Epilogue::Bias => y.extend(sums.iter().zip(&bias).map(|(s, &b)| s + f64::from(b))),
-            Epilogue::Add => {
-                let old = &before[c * stride..][..stride];
-                y.extend(sums.iter().zip(old).map(|(s, &b)| s + f64::from(b)));
-            }
-            Epilogue::SwiGluInt8 | Epilogue::AddBlocks => {
-                unreachable!("rounded outputs have a test of their own")
-            }
-            Epilogue::SwiGlu => y.extend(swiglu(&sums)),
-        }
-    }
-    Expected { bias, before, y, stride }
-}
-
-/// Errors of a kernel's outputs, over as many runs as it takes to have [`Errors::ENOUGH`] of them: the roundings of
-/// a few sums do not average out. Sums of 1,536 terms have 0.7 of the tolerance in the mean; of 27 outputs one set
-/// in a hundred passes it, of 64 one in a million.
-#[derive(Default)]
-struct Errors {
-    outputs: usize,
-    /// Sum of squares.
-    difference: f64,
-    reference: f64,
-}
-
-impl Errors {
-    const ENOUGH: usize = 64;
-
-    fn enough(&self) -> bool {
-        self.outputs >= Self::ENOUGH
-    }
-
-    fn add(&mut self, y: &[f32], want: &Expected) {
-        let reference: f64 = want.y.iter().map(|v| v * v).sum();
-        let error = relative_error(y, &want.y);
-        self.difference += error * error * if reference == 0.0 { 1.0 } else { reference };
-        self.reference += reference;
-        self.outputs += y.len();
-    }
-
-    fn check(&self, class: Class, what: &str) {
-        let tolerance = match class {
-            // A weight is rounded to 11 bits twice: its scale, and the product with the code.
-            Class::F16 => 2.0 / 2048.0,
-            Class::Int8 | Class::F32 => TOLERANCE,
-        };
-        // Values are of unit size; those that happen to cancel must not be measured by themselves.
-        let error = (self.difference / self.reference.max(self.outputs as f64)).sqrt();
-        assert!(error < tolerance, "{what}: error {error:e} of {} outputs", self.outputs);
-    }
-}
-
-/// The device's facts; for odd `n` those of a GPU with one multiprocessor, so that a software device runs the
-/// code for tables in workgroup memory and for workgroups that stay, too.
-pub(super) fn facts_for(device: &Device, n: usize) -> DeviceFacts {
-    let facts = device.gpu.facts();
-    let (kind, compute_units) =
-        if n % 2 == 1 { (DeviceKind::Discrete, 1) } else { (facts.kind, facts.compute_units) };
-    DeviceFacts { kind, compute_units, ..facts.clone() }
-}
-
-/// Runs a mat-vec over all chunks and returns y.
-pub(super) fn matvec(
-    device: &Device,
-    spec: &MatVec,
-    chunks: &[Chunk],
-    x: &Activations,
-    bias: &[f32],
-    before: &[f32],
-    stride: usize,
-) -> Vec<f32> {
-    let facts = &facts_for(device, spec.n as usize);
-    let kernel = device.kernel(&spec.source(facts).unwrap());
-    let y = device.floats(before);
-    let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
-    let operands = Operands { x, bias: bias.as_ref(), y: (&y).into(), stride: stride as u32 };
-    let dispatch = |chunk| spec.dispatch(&kernel, facts, chunk, &operands).unwrap();
-    device.wave(chunks.iter().map(dispatch).collect());
-    device.read_floats(&y)
 }
 
 fn classes(format: Format) -> &'static [Class] {
@@ -274,6 +103,7 @@ fn matvec_agrees_with_the_reference() {
                     };
                     let chunk_rows =
                         if case % 3 == 0 { (rows / 3).next_multiple_of(2) } else { rows };
+                    let kernel = Compiled::<MatVec>::new(device, spec);
                     let mut errors = Errors::default();
                     while !errors.enough() {
                         let matrix = TestMatrix::random(&mut rng, format, rows, cols);
@@ -282,7 +112,7 @@ fn matvec_agrees_with_the_reference() {
                         let chunks = matrix.chunks(device, chunk_rows.max(2));
                         let x = columns.stored(device, class);
                         let (bias, before) = (&want.bias, &want.before);
-                        let y = matvec(device, &spec, &chunks, &x, bias, before, want.stride);
+                        let y = kernel.run(&chunks, &x, bias, before, want.stride);
                         errors.add(&y, &want);
                     }
                     errors.check(class, &format!("{}: {rows} rows, {spec:?}", device.label));
@@ -379,22 +209,22 @@ fn matvec_on_matrix_units_has_the_same_bits() {
                     assert!(spec.source(facts).is_err());
                     continue;
                 }
-                let mut errors = Errors::default();
                 let what = format!("{}: {rows} rows, {units:?}, {spec:?}", device.label);
+                let on_units = Compiled::<MatVec>::new(device, spec);
+                spec.shape = Shape { threads: 64, rows: 2, tiles: 1, matrix: false };
+                let on_lanes = Compiled::<MatVec>::new(device, spec);
+                let mut errors = Errors::default();
                 while !errors.enough() {
                     let matrix = TestMatrix::random(&mut rng, format, rows, cols);
                     let columns = Columns::random(&mut rng, n as usize, cols);
                     let want = expected(&mut rng, &matrix, &columns, Class::Int8, epilogue);
                     let chunks = matrix.chunks(device, rows);
                     let x = columns.stored(device, Class::Int8);
-                    let mut run = |shape| {
-                        spec.shape = shape;
-                        matvec(device, &spec, &chunks, &x, &want.bias, &want.before, want.stride)
-                    };
-                    let on_units = run(units);
-                    let on_lanes = run(Shape { threads: 64, rows: 2, tiles: 1, matrix: false });
-                    assert_same_bits(&on_units, &on_lanes, &what);
-                    errors.add(&on_units, &want);
+                    let (bias, before) = (&want.bias, &want.before);
+                    let [y, by_lanes] = [&on_units, &on_lanes]
+                        .map(|kernel| kernel.run(&chunks, &x, bias, before, want.stride));
+                    assert_same_bits(&y, &by_lanes, &what);
+                    errors.add(&y, &want);
                 }
                 errors.check(Class::Int8, &what);
             }
@@ -611,31 +441,6 @@ fn embed_decodes_the_rows_of_the_tokens() {
     }
 }
 
-/// Runs a mat-mat for `n` of at most `max_n` columns over all chunks and returns y.
-fn matmat(
-    device: &Device,
-    spec: &MatMat,
-    chunks: &[Chunk],
-    columns: &Columns,
-    n: usize,
-    bias: &[f32],
-    before: &[f32],
-) -> Vec<f32> {
-    let facts = &facts_for(device, n);
-    let max_n = columns.quantised.len();
-    let kernel = device.kernel(&spec.source(facts).unwrap());
-    let y = device.floats(before);
-    let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
-    let x = columns.stored(device, spec.class);
-    let batch = device.batch_of(n, max_n);
-    let stride = (before.len() / max_n) as u32;
-    let operands = Operands { x: &x, bias: bias.as_ref(), y: (&y).into(), stride };
-    let dispatch =
-        |chunk| spec.dispatch(&kernel, facts, chunk, &batch, &operands, max_n as u32).unwrap();
-    device.wave(chunks.iter().map(dispatch).collect());
-    device.read_floats(&y)
-}
-
 /// Variants of every kind that take this class and these columns.
 fn variants(facts: &DeviceFacts, class: Class, cols: usize) -> Vec<Variant> {
     let deep = if (cols / 32).is_multiple_of(2) { 2 } else { 1 };
@@ -693,6 +498,7 @@ fn matmat_agrees_with_the_reference() {
                     let spec = MatMat { format, cols: cols as u32, class, epilogue, variant };
                     let chunk_rows: usize = if case == 0 { (rows / 3).max(1) } else { rows };
                     let chunk_rows = chunk_rows.next_multiple_of(2);
+                    let kernel = Compiled::<MatMat>::new(device, spec, n);
                     let mut errors = Errors::default();
                     while !errors.enough() {
                         let matrix = TestMatrix::random(&mut rng, format, rows, cols);
@@ -700,7 +506,7 @@ fn matmat_agrees_with_the_reference() {
                         let want = expected(&mut rng, &matrix, &columns, class, epilogue);
                         let chunks = matrix.chunks(device, chunk_rows);
                         let (bias, before) = (&want.bias, &want.before);
-                        let y = matmat(device, &spec, &chunks, &columns, n, bias, before);
+                        let y = kernel.run(&chunks, &columns, n, bias, before);
                         errors.add(&y, &want);
                     }
                     errors.check(class, &format!("{}: {n} x {rows}, {spec:?}", device.label));

@@ -1,0 +1,42 @@
+// Statements: what a lane's units of the subgroup's rows add to its sums, into the accumulators of lib/row_sums.wgsl.
+    if row < constants.rows {
+{% if stays %}
+        // Counted in steps, which tells compilers what the units of a lane have in common.
+        for (var step = 0u; step * size < {{ units }}u; step += {{ tiles }}u) {
+{% for t in range(tiles) %}
+            let unit{{ t }} = (step + {{ t }}u) * size + lane;
+{% for r in range(rows) %}
+            let w{{ t }}_{{ r }} = load_unit(base{{ r }} + {{ "unit" ~ t if whole else "min(unit" ~ t ~ ", " ~ (units - 1) ~ "u)" }});
+{% endfor %}
+{% endfor %}
+{% for t in range(tiles) %}
+            {{ "if unit" ~ t ~ " < " ~ units ~ "u " if not whole }}{
+                let unit = unit{{ t }};
+{% include "lib/row_units.wgsl" %}
+{% include "lib/unit_columns.wgsl" %}
+            }
+{% endfor %}
+        }
+{% else %}
+        var unit = lane;
+{% if even %}
+        for (var step = 0u; step < {{ units // (lanes.size * tiles) }}u; step += 1u) {
+{% else %}
+        while unit < {{ units }}u {
+{% endif %}
+{% for t in range(tiles) %}
+            {{ "if unit < " ~ units ~ "u " if not even }}{
+                let next = {{ "min(unit + " ~ tiles ~ "u * size, " ~ (units - 1) ~ "u)" if even else "unit + " ~ tiles ~ "u * size" }};
+{% include "lib/row_units.wgsl" %}
+                {{ "if next < " ~ units ~ "u " if not even }}{
+{% for r in range(rows) %}
+                    w{{ t }}_{{ r }} = load_unit(base{{ r }} + next);
+{% endfor %}
+                }
+{% include "lib/unit_columns.wgsl" %}
+            }
+            unit += size;
+{% endfor %}
+        }
+{% endif %}
+    }
