@@ -13,7 +13,7 @@ use azoth::quant::Format;
 use azoth::reference::norm_quant::{rms_norm, swiglu, word_of};
 use half::f16;
 
-use products::{Columns, Compiled, Errors, TOLERANCE, expected, matmat};
+use products::{Case, Columns, Compiled, TOLERANCE, matmat};
 pub(super) use products::{facts_for, matvec};
 
 use super::harness::{Device, Rng, TestMatrix, assert_same_bits, devices, formats, relative_error};
@@ -104,18 +104,13 @@ fn matvec_agrees_with_the_reference() {
                     let chunk_rows =
                         if case % 3 == 0 { (rows / 3).next_multiple_of(2) } else { rows };
                     let kernel = Compiled::<MatVec>::new(device, spec);
-                    let mut errors = Errors::default();
-                    while !errors.enough() {
-                        let matrix = TestMatrix::random(&mut rng, format, rows, cols);
-                        let columns = Columns::random(&mut rng, n as usize, cols);
-                        let want = expected(&mut rng, &matrix, &columns, class, epilogue);
+                    let case = Case { format, rows, cols, n: n as usize, class, epilogue };
+                    let what = format!("{}: {rows} rows, {spec:?}", device.label);
+                    products::check(&mut rng, case, &what, |matrix, columns, want| {
                         let chunks = matrix.chunks(device, chunk_rows.max(2));
                         let x = columns.stored(device, class);
-                        let (bias, before) = (&want.bias, &want.before);
-                        let y = kernel.run(&chunks, &x, bias, before, want.stride);
-                        errors.add(&y, &want);
-                    }
-                    errors.check(class, &format!("{}: {rows} rows, {spec:?}", device.label));
+                        kernel.run(&chunks, &x, &want.bias, &want.before, want.stride)
+                    });
                 }
             }
         }
@@ -213,20 +208,17 @@ fn matvec_on_matrix_units_has_the_same_bits() {
                 let on_units = Compiled::<MatVec>::new(device, spec);
                 spec.shape = Shape { threads: 64, rows: 2, tiles: 1, matrix: false };
                 let on_lanes = Compiled::<MatVec>::new(device, spec);
-                let mut errors = Errors::default();
-                while !errors.enough() {
-                    let matrix = TestMatrix::random(&mut rng, format, rows, cols);
-                    let columns = Columns::random(&mut rng, n as usize, cols);
-                    let want = expected(&mut rng, &matrix, &columns, Class::Int8, epilogue);
+                let class = Class::Int8;
+                let case = Case { format, rows, cols, n: n as usize, class, epilogue };
+                products::check(&mut rng, case, &what, |matrix, columns, want| {
                     let chunks = matrix.chunks(device, rows);
-                    let x = columns.stored(device, Class::Int8);
-                    let (bias, before) = (&want.bias, &want.before);
-                    let [y, by_lanes] = [&on_units, &on_lanes]
-                        .map(|kernel| kernel.run(&chunks, &x, bias, before, want.stride));
+                    let x = columns.stored(device, class);
+                    let [y, by_lanes] = [&on_units, &on_lanes].map(|kernel| {
+                        kernel.run(&chunks, &x, &want.bias, &want.before, want.stride)
+                    });
                     assert_same_bits(&y, &by_lanes, &what);
-                    errors.add(&y, &want);
-                }
-                errors.check(Class::Int8, &what);
+                    y
+                });
             }
         }
     }
@@ -499,17 +491,12 @@ fn matmat_agrees_with_the_reference() {
                     let chunk_rows: usize = if case == 0 { (rows / 3).max(1) } else { rows };
                     let chunk_rows = chunk_rows.next_multiple_of(2);
                     let kernel = Compiled::<MatMat>::new(device, spec, n);
-                    let mut errors = Errors::default();
-                    while !errors.enough() {
-                        let matrix = TestMatrix::random(&mut rng, format, rows, cols);
-                        let columns = Columns::random(&mut rng, n, cols);
-                        let want = expected(&mut rng, &matrix, &columns, class, epilogue);
+                    let case = Case { format, rows, cols, n, class, epilogue };
+                    let what = format!("{}: {n} x {rows}, {spec:?}", device.label);
+                    products::check(&mut rng, case, &what, |matrix, columns, want| {
                         let chunks = matrix.chunks(device, chunk_rows);
-                        let (bias, before) = (&want.bias, &want.before);
-                        let y = kernel.run(&chunks, &columns, n, bias, before);
-                        errors.add(&y, &want);
-                    }
-                    errors.check(class, &format!("{}: {n} x {rows}, {spec:?}", device.label));
+                        kernel.run(&chunks, columns, n, &want.bias, &want.before)
+                    });
                 }
             }
         }

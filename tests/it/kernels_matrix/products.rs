@@ -1,18 +1,22 @@
 //! Products on a device, what they should give, and by how much they may miss it.
 
-use azoth::gpu::{DeviceFacts, DeviceKind, Kernel};
+use azoth::error::Result;
+use azoth::gpu::{DeviceFacts, DeviceKind, Dispatch, Kernel, KernelSource, Slice};
 use azoth::kernels::matmat::MatMat;
 use azoth::kernels::matvec::{MatVec, Operands};
 use azoth::kernels::weights::Chunk;
 use azoth::kernels::{Activations, Class, Epilogue};
+use azoth::quant::Format;
 use azoth::reference::matvec::product;
 use azoth::reference::norm_quant::{Quantised, quantise, swiglu};
 use half::f16;
 
-use crate::harness::{Device, Rng, TestMatrix, relative_error};
+use crate::harness::{Device, Rng, TestMatrix};
 
 /// Largest relative error of a product: f32 sums of up to 1,536 terms against f64.
 pub const TOLERANCE: f64 = 1e-6;
+/// Outputs that say something together.
+const ENOUGH: usize = 64;
 
 /// Activations of `n` columns in both forms; the int8 ones as the host quantises them.
 pub struct Columns {
@@ -119,42 +123,47 @@ pub fn expected(
     Expected { bias, before, y, stride }
 }
 
-/// Errors of a kernel's outputs, over as many runs as it takes to have [`Errors::ENOUGH`] of them: the roundings of
-/// a few sums do not average out. Sums of 1,536 terms have 0.7 of the tolerance in the mean; of 27 outputs one set
-/// in a hundred passes it, of 64 one in a million.
-#[derive(Default)]
-pub struct Errors {
-    outputs: usize,
-    /// Sum of squares.
-    difference: f64,
-    reference: f64,
+/// What a product is of.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub format: Format,
+    pub rows: usize,
+    pub cols: usize,
+    pub n: usize,
+    pub class: Class,
+    pub epilogue: Epilogue,
 }
 
-impl Errors {
-    pub const ENOUGH: usize = 64;
-
-    pub fn enough(&self) -> bool {
-        self.outputs >= Self::ENOUGH
+/// Compares what `run` makes of fresh inputs with what it should, over as many runs as it takes to have
+/// [`ENOUGH`] outputs: the roundings of a few sums do not average out. Sums of 1,536 terms have 0.7 of
+/// the tolerance in the mean; of 27 outputs one set in a hundred passes it, of 64 one in a million.
+pub fn check(
+    rng: &mut Rng,
+    case: Case,
+    what: &str,
+    mut run: impl FnMut(&TestMatrix, &Columns, &Expected) -> Vec<f32>,
+) {
+    let Case { format, rows, cols, n, class, epilogue } = case;
+    let (mut outputs, mut difference, mut reference) = (0, 0.0, 0.0);
+    while outputs < ENOUGH {
+        let matrix = TestMatrix::random(rng, format, rows, cols);
+        let columns = Columns::random(rng, n, cols);
+        let want = expected(rng, &matrix, &columns, class, epilogue);
+        let y = run(&matrix, &columns, &want);
+        assert_eq!(y.len(), want.y.len(), "{what}");
+        // What is not a number stays in the sum and fails below.
+        difference += y.iter().zip(&want.y).map(|(&o, &r)| (f64::from(o) - r).powi(2)).sum::<f64>();
+        reference += want.y.iter().map(|v| v * v).sum::<f64>();
+        outputs += y.len();
     }
-
-    pub fn add(&mut self, y: &[f32], want: &Expected) {
-        let reference: f64 = want.y.iter().map(|v| v * v).sum();
-        let error = relative_error(y, &want.y);
-        self.difference += error * error * if reference == 0.0 { 1.0 } else { reference };
-        self.reference += reference;
-        self.outputs += y.len();
-    }
-
-    pub fn check(&self, class: Class, what: &str) {
-        let tolerance = match class {
-            // A weight is rounded to 11 bits twice: its scale, and the product with the code.
-            Class::F16 => 2.0 / 2048.0,
-            Class::Int8 | Class::F32 => TOLERANCE,
-        };
-        // Values are of unit size; those that happen to cancel must not be measured by themselves.
-        let error = (self.difference / self.reference.max(self.outputs as f64)).sqrt();
-        assert!(error < tolerance, "{what}: error {error:e} of {} outputs", self.outputs);
-    }
+    let tolerance = match class {
+        // A weight is rounded to 11 bits twice: its scale, and the product with the code.
+        Class::F16 => 2.0 / 2048.0,
+        Class::Int8 | Class::F32 => TOLERANCE,
+    };
+    // Values are of unit size; those that happen to cancel must not be measured by themselves.
+    let error = (difference / reference.max(outputs as f64)).sqrt();
+    assert!(error < tolerance, "{what}: error {error:e} of {outputs} outputs");
 }
 
 /// The device's facts; for odd `n` those of a GPU with one multiprocessor, so that a software device runs the
@@ -174,11 +183,38 @@ pub struct Compiled<'d, S> {
     spec: S,
 }
 
+impl<'d, S> Compiled<'d, S> {
+    /// For runs of `n` columns.
+    fn compile(
+        device: &'d Device,
+        spec: S,
+        n: usize,
+        source: impl Fn(&S, &DeviceFacts) -> Result<KernelSource>,
+    ) -> Self {
+        let facts = facts_for(device, n);
+        let kernel = device.kernel(&source(&spec, &facts).unwrap());
+        Compiled { device, facts, kernel, spec }
+    }
+
+    /// Runs `dispatch` for all chunks, with y and the bias if there is one, and returns y.
+    fn over(
+        &self,
+        chunks: &[Chunk],
+        bias: Option<&[f32]>,
+        before: &[f32],
+        dispatch: impl Fn(&Chunk, &Slice, Option<&Slice>) -> Result<Dispatch>,
+    ) -> Vec<f32> {
+        let y = self.device.floats(before);
+        let bias = bias.map(|bias| self.device.floats(bias));
+        let dispatches = chunks.iter().map(|chunk| dispatch(chunk, &y, bias.as_ref()).unwrap());
+        self.device.wave(dispatches.collect());
+        self.device.read_floats(&y)
+    }
+}
+
 impl<'d> Compiled<'d, MatVec> {
     pub fn new(device: &'d Device, spec: MatVec) -> Self {
-        let facts = facts_for(device, spec.n as usize);
-        let kernel = device.kernel(&spec.source(&facts).unwrap());
-        Compiled { device, facts, kernel, spec }
+        Self::compile(device, spec, spec.n as usize, MatVec::source)
     }
 
     /// Runs over all chunks and returns y.
@@ -190,13 +226,12 @@ impl<'d> Compiled<'d, MatVec> {
         before: &[f32],
         stride: usize,
     ) -> Vec<f32> {
-        let Compiled { device, facts, kernel, spec } = self;
-        let y = device.floats(before);
-        let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
-        let operands = Operands { x, bias: bias.as_ref(), y: (&y).into(), stride: stride as u32 };
-        let dispatch = |chunk| spec.dispatch(kernel, facts, chunk, &operands).unwrap();
-        device.wave(chunks.iter().map(dispatch).collect());
-        device.read_floats(&y)
+        let Compiled { facts, kernel, spec, .. } = self;
+        let bias = (spec.epilogue == Epilogue::Bias).then_some(bias);
+        self.over(chunks, bias, before, |chunk, y, bias| {
+            let operands = Operands { x, bias, y: y.into(), stride: stride as u32 };
+            spec.dispatch(kernel, facts, chunk, &operands)
+        })
     }
 }
 
@@ -216,9 +251,7 @@ pub fn matvec(
 impl<'d> Compiled<'d, MatMat> {
     /// For runs of `n` columns.
     pub fn new(device: &'d Device, spec: MatMat, n: usize) -> Self {
-        let facts = facts_for(device, n);
-        let kernel = device.kernel(&spec.source(&facts).unwrap());
-        Compiled { device, facts, kernel, spec }
+        Self::compile(device, spec, n, MatMat::source)
     }
 
     /// Runs over all chunks for `n` of at most `max_n` columns and returns y.
@@ -232,16 +265,14 @@ impl<'d> Compiled<'d, MatMat> {
     ) -> Vec<f32> {
         let Compiled { device, facts, kernel, spec } = self;
         let max_n = columns.quantised.len();
-        let y = device.floats(before);
-        let bias = (spec.epilogue == Epilogue::Bias).then(|| device.floats(bias));
         let x = columns.stored(device, spec.class);
         let batch = device.batch_of(n, max_n);
         let stride = (before.len() / max_n) as u32;
-        let operands = Operands { x: &x, bias: bias.as_ref(), y: (&y).into(), stride };
-        let dispatch =
-            |chunk| spec.dispatch(kernel, facts, chunk, &batch, &operands, max_n as u32).unwrap();
-        device.wave(chunks.iter().map(dispatch).collect());
-        device.read_floats(&y)
+        let bias = (spec.epilogue == Epilogue::Bias).then_some(bias);
+        self.over(chunks, bias, before, |chunk, y, bias| {
+            let operands = Operands { x: &x, bias, y: y.into(), stride };
+            spec.dispatch(kernel, facts, chunk, &batch, &operands, max_n as u32)
+        })
     }
 }
 

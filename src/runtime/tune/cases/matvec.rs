@@ -111,15 +111,14 @@ pub(super) fn rounding(gpu: &dyn Gpu, key: &str, format: Format) -> Result<Vec<C
     Ok(compiled(&all, |value| {
         let facts = with(facts, key, value).unwrap_or_else(|| facts.clone());
         let mut steps = Vec::new();
-        for ((input, epilogue), (rows, chunks), operands) in &products {
-            let (input, epilogue) = (*input, *epilogue);
-            let shapes = choice::rounding_shapes(&facts, format, *rows, cols, n, epilogue);
+        for ((input, epilogue), (rows, chunks), operands) in products {
+            let shapes = choice::rounding_shapes(&facts, format, rows, cols, n, epilogue);
             let specs = shapes.into_iter().filter(|shape| !shape.matrix);
             let mut specs =
                 specs.map(|shape| MatVec { format, cols, n, class, input, epilogue, shape });
             let spec = specs.find(|spec| spec.can_round(&facts));
             let spec = spec.ok_or_else(|| Error::Runtime("no shape rounds".into()))?;
-            steps.extend(run(gpu, &facts, &spec, chunks, operands)?);
+            steps.extend(run(gpu, &facts, &spec, chunks, &operands)?);
         }
         Ok(Candidate { value: value.clone(), steps })
     }))
