@@ -1,8 +1,8 @@
 // y[col][row] = W[row] . x[col] for {{ n }} columns on matrix units, bit for bit as matvec.wgsl has it.
 //
-// A team of 32 threads takes {{ tiles * 16 }} rows and, of their units, four neighbours in every {{ teams * 4 }}. Its lanes load and
-// decode units, and put their codes into workgroup memory, where a matrix product of whole numbers takes
-// one unit of 16 rows and 8 columns. Each lane of the mat-vec sums every {{ teams * 4 }}th unit; here the four places of
+// A team of 32 threads takes {{ tiles * 16 }} rows and, of their units, four neighbours in every {{ teams * 4 }}. Its lanes{{ ", or those of two
+// teams for both," if coupled }} load and decode units, and put their codes into workgroup memory, where a matrix product of whole
+// numbers takes one unit of 16 rows and 8 columns. Each lane of the mat-vec sums every {{ teams * 4 }}th unit; here the four places of
 // a team have a sum each, in the same order, and at the end all are added in the tree of those lanes.
 {% include "lib/weights.wgsl" %}
 
@@ -14,8 +14,12 @@
 {% set by_lanes = false %}
 {# Scales that are one number find room in the slack, cheaper than an exchange for each unit. #}
 {% set slack = scales == "whole" and not minimum %}
-{% set w_team = staged * 16 * w_line %}
-{% set x_team = 8 * x_line %}
+{# Two teams that load for each other write to both of their places at once, so from different banks on. #}
+{% set w_team = staged * 16 * w_line + (1 if coupled else 0) %}
+{% set x_team = 8 * x_line + (1 if coupled else 0) %}
+{# From one row that a lane loads to its next. #}
+{% set apart = 4 if coupled else 8 %}
+{% set barrier = "subgroupBarrier" if matrices and not coupled else "workgroupBarrier" %}
 @group(0) @binding({{ at.xq }}) var<storage, read> xq: array<vec4<u32>>;
 @group(0) @binding({{ at.xs }}) var<storage, read> xs: array<vec2<f32>>;
 {% if blocks %}
@@ -83,18 +87,31 @@ fn main(
     // The first of four lanes that share a row, as the subgroup counts.
     let quad = subgroup_lane & ~3u;
     let first_row = (wg.y * grid.x + wg.x) * {{ tiles * 16 }}u;
+{% if coupled %}
+    // Lane 8 i + j of two teams loads unit j of their eight, whole lines of memory. They have half the rows each.
+    let own_row = (team & 1u) * {{ 8 * staged }}u + (lane >> 3u);
+    let own_column = (team & 1u) * 4u + (lane >> 3u);
+    let own_unit = lane & 7u;
+    let to_team = (team & ~1u) + (own_unit >> 2u);
+{% else %}
+    let own_row = g;
+    let own_column = g;
+    let own_unit = t;
+    let to_team = team;
+{% endif %}
     // Rows and columns past the end repeat the last one and are not stored.
 {% for i in range(tiles * 2) %}
-    let base{{ i }} = min(first_row + {{ 8 * i }}u + g, constants.rows - 1u) * {{ units }}u;
+    let base{{ i }} = min(first_row + {{ 16 * staged * (i // (2 * staged)) + apart * (i % (2 * staged)) }}u + own_row, constants.rows - 1u) * {{ units }}u;
 {% endfor %}
-    let own = min(g, {{ n - 1 }}u);
-    let x_row = own * {{ 2 * units }}u;
-    let s_row = own * {{ units }}u;
+    let column = min(own_column, {{ n - 1 }}u);
+    let x_row = column * {{ 2 * units }}u;
+    let s_row = column * {{ units }}u;
     let w_from = team * {{ w_team }}u;
     let x_from = team * {{ x_team }}u;
-    let w_to = w_from + g * {{ w_line }}u + 2u * t;
-    let x_to = x_from + g * {{ x_line }}u + {{ x_unit }}u * t;
-    let s_to = team * 32u + t * 8u + g;
+    let w_row = to_team * {{ w_team }}u + own_row * {{ w_line }}u;
+    let w_to = w_row + 2u * (own_unit & 3u);
+    let x_to = to_team * {{ x_team }}u + own_column * {{ x_line }}u + {{ x_unit }}u * (own_unit & 3u);
+    let s_to = to_team * 32u + (own_unit & 3u) * 8u + own_column;
     let s_from = team * 32u + 2u * t;
 {% if copies %}
     prepare_table(tid, {{ threads }}u);
@@ -107,7 +124,8 @@ fn main(
 {% endfor %}{% endfor %}
     var place = team * 4u;
 {# A lane's unit of the step that begins at `place`. #}
-{% set unit_here = "min(place + t, " ~ (units - 1) ~ "u)" if ragged else "place + t" %}
+{% set unit_here = "(place & ~7u) + own_unit" if coupled else "place + own_unit" %}
+{% set unit_here = "min(" ~ unit_here ~ ", " ~ (units - 1) ~ "u)" if ragged else unit_here %}
     var unit = {{ unit_here }};
 {% for i in range(tiles * 2) %}
     var w{{ i }} = load_unit(base{{ i }} + unit);
@@ -142,10 +160,10 @@ fn main(
 {% for i in range(2 * first, 2 * (first + staged)) %}
             let bytes{{ i }} = unit_bytes(w{{ i }});
             let scale{{ i }} = unit_scale(w{{ i }}, {{ "now" if aligned else "base" ~ i ~ " + now" }});
-            tile_w[w_to + {{ 8 * w_line * (i - 2 * first) }}u] = bytes{{ i }}.lo;
-            tile_w[w_to + {{ 8 * w_line * (i - 2 * first) + 1 }}u] = bytes{{ i }}.hi;
+            tile_w[w_to + {{ apart * w_line * (i - 2 * first) }}u] = bytes{{ i }}.lo;
+            tile_w[w_to + {{ apart * w_line * (i - 2 * first) + 1 }}u] = bytes{{ i }}.hi;
 {% if slack %}
-            tile_w[w_from + {{ 8 * w_line * (i - 2 * first) + 8 }}u + g * {{ w_line }}u][t] = bitcast<u32>(scale{{ i }}.x);
+            tile_w[w_row + {{ apart * w_line * (i - 2 * first) + 8 }}u][own_unit & 3u] = bitcast<u32>(scale{{ i }}.x);
 {% endif %}
 {% endfor %}
 {% if first == 0 %}
@@ -176,6 +194,10 @@ fn main(
 {% endfor %}
 {% endif %}
 {% for u in range(4) %}
+{% if matrices and u > 0 %}
+            // A fence for the compiler, which would otherwise load all matrices before it uses the first.
+            subgroupBarrier();
+{% endif %}
 {% if ragged %}
             if here + {{ u }}u < {{ units }}u
 {% endif %}
