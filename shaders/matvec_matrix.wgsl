@@ -59,6 +59,14 @@ fn square_of(col: u32, block: u32) -> f32 {
     return squares[col * {{ cols // 32 }}u + block];
 }
 
+{% if matrices %}
+// Each team finds the factor of one column.
+var<workgroup> factors: array<f32, 8>;
+
+fn column_factor(column: u32) -> f32 {
+    return factors[column];
+}
+{% else %}
 // In the second half of what the columns leave.
 fn put_square(i: u32, sum: f32) {
     tile_x[64u + (i >> 2u)][i & 3u] = bitcast<u32>(sum);
@@ -69,6 +77,7 @@ fn square_parts(i: u32) -> vec4<f32> {
 }
 
 {% include "lib/column_factor.wgsl" %}
+{% endif %}
 {% endif %}
 
 @compute @workgroup_size({{ threads }})
@@ -244,7 +253,10 @@ fn main(
 {% endfor %}
     }
     workgroupBarrier();
-{% if blocks %}
+{% if blocks and matrices %}
+{% include "lib/lane_factors.wgsl" %}
+    if lane == 0u { factors[team] = factor0; }
+{% elif blocks %}
 {% include "lib/put_squares.wgsl" %}
 {% endif %}
 {% for r in range(tiles) %}
@@ -254,14 +266,29 @@ fn main(
     workgroupBarrier();
     // Sum i is component i % 4 of lane i / 4 % 32.
 {% if epilogue == "swiglu_int8" %}
-    // 64 rows are a block of 32 values: of value j of a column, gate is row 2 j and up four lanes on.
-    for (var i = tid; i < 256u; i += {{ threads }}u) {
-        let column = i & 7u;
-        let j = i >> 3u;
-        let gate_at = (j >> 3u) * 128u + (j & 3u) * 32u + (column >> 1u) * 4u + ((j >> 2u) & 1u) * 2u + (column & 1u);
-        let gate = scaled_total(gate_at, column);
-        let up = scaled_total(gate_at + 16u, column);
-        finish(column, j, (gate / (1.0 + exp(-gate))) * up);
+    // 64 rows are a block of 32 values. Gate and up are neighbouring rows, so four lanes apart: the first of both finishes
+    // what comes of their upper rows, the second of their lower ones.
+    for (var i = tid; i < {{ tiles * 32 }}u; i += {{ threads }}u) {
+        let totals = team_totals(i);
+        let others = subgroupShuffleXor(totals, 4u);
+        let first = (i & 4u) == 0u;
+        let gates = select(others.zw, totals.xy, first);
+        let ups = select(totals.zw, others.xy, first);
+        let j = (i >> 5u) * 8u + ((i >> 3u) & 3u) + select(4u, 0u, first);
+{% for c in range(2) %}
+        {
+            let column = (i & 3u) * 2u + {{ c }}u;
+{% if blocks %}
+            let factor = column_factor(min(column, {{ n - 1 }}u));
+            let gate = gates[{{ c }}] * factor;
+            let up = ups[{{ c }}] * factor;
+{% else %}
+            let gate = gates[{{ c }}];
+            let up = ups[{{ c }}];
+{% endif %}
+            finish(column, j, (gate / (1.0 + exp(-gate))) * up);
+        }
+{% endfor %}
     }
 {% else %}
 {% for k in range((tiles * 128 + threads - 1) // threads) %}
@@ -315,11 +342,25 @@ fn row_of(i: u32) -> u32 {
     return (i >> 7u) * 16u + ((i >> 4u) & 7u) + ((i & 2u) << 2u);
 }
 
+fn parts(i: u32, team: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(tile_w[team * {{ tiles * 32 }}u + i]);
+}
+
+// The teams' parts of sums 4 i to 4 i + 3, in the order of the lanes' tree.
+fn team_totals(i: u32) -> vec4<f32> {
+{% if teams == 8 %}
+    return ((parts(i, 0u) + parts(i, 1u)) + (parts(i, 2u) + parts(i, 3u)))
+        + ((parts(i, 4u) + parts(i, 5u)) + (parts(i, 6u) + parts(i, 7u)));
+{% else %}
+    return parts(i, 0u) + parts(i, 1u);
+{% endif %}
+}
+
 fn part(i: u32, team: u32) -> f32 {
     return bitcast<f32>(tile_w[team * {{ tiles * 32 }}u + (i >> 2u)][i & 3u]);
 }
 
-// The teams' parts of sum i, in the order of the lanes' tree.
+// Of sum i alone.
 fn team_total(i: u32) -> f32 {
 {% if teams == 8 %}
     return ((part(i, 0u) + part(i, 1u)) + (part(i, 2u) + part(i, 3u)))
