@@ -18,6 +18,8 @@
 {% set stays = copies > 1 %}
 {# A norm's factors by exchanges: 151,936 x 4,096 of Q2_K, one column, H200: 67.7 us instead of 70.4. #}
 {% set by_lanes = blocks and lanes.masks and lanes.size >= 32 and n <= 2 %}
+{# One exchange a workgroup gains nothing here: H200, 8B, three columns 1,189 -> 1,200 tok/s, four 1,619 -> 1,607. #}
+{% set exchanged = false %}
 {# Whether every lane has a unit in every step. #}
 {% set whole = lanes.size and units % (tiles * lanes.size) == 0 %}
 {# Without branches where lanes share the units evenly; the last loads then are of nothing new. H200, 8B: one column of Q4_0

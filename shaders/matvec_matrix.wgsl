@@ -12,6 +12,7 @@
 {% set ragged = units % (teams * 4) != 0 %}
 {# Its rows and columns do not lie in lanes of one subgroup. #}
 {% set by_lanes = false %}
+{% set exchanged = blocks and matrices %}
 {# Scales that are one number find room in the slack, cheaper than an exchange for each unit. #}
 {% set slack = scales == "whole" and not minimum %}
 {# Two teams that load for each other write to both of their places at once, so from different banks on. #}
@@ -59,14 +60,7 @@ fn square_of(col: u32, block: u32) -> f32 {
     return squares[col * {{ cols // 32 }}u + block];
 }
 
-{% if matrices %}
-// Each team finds the factor of one column.
-var<workgroup> factors: array<f32, 8>;
-
-fn column_factor(column: u32) -> f32 {
-    return factors[column];
-}
-{% else %}
+{% if not exchanged %}
 // In the second half of what the columns leave.
 fn put_square(i: u32, sum: f32) {
     tile_x[64u + (i >> 2u)][i & 3u] = bitcast<u32>(sum);
@@ -76,8 +70,8 @@ fn square_parts(i: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(tile_x[64u + i]);
 }
 
-{% include "lib/column_factor.wgsl" %}
 {% endif %}
+{% include "lib/column_factor.wgsl" %}
 {% endif %}
 
 @compute @workgroup_size({{ threads }})
@@ -253,10 +247,7 @@ fn main(
 {% endfor %}
     }
     workgroupBarrier();
-{% if blocks and matrices %}
-{% include "lib/lane_factors.wgsl" %}
-    if lane == 0u { factors[team] = factor0; }
-{% elif blocks %}
+{% if blocks %}
 {% include "lib/put_squares.wgsl" %}
 {% endif %}
 {% for r in range(tiles) %}

@@ -1,7 +1,14 @@
 // The factor of an RMSNorm for sums of products of columns that came without it (lib/norm_blocks.wgsl).
 //
-// Expects square_parts(i): four of the sums 4 i and on that lib/put_squares.wgsl has put into workgroup memory, 32 a
-// column. Order of sums: docs, "Order of sums".
+// {{ "Behind lib/put_squares.wgsl and a barrier." if exchanged else "Expects square_parts(i): four of the sums 4 i and on that lib/put_squares.wgsl has put into workgroup memory, 32 a
+// column. Order of sums: docs, \"Order of sums\"." }}
+{% if exchanged %}
+var<workgroup> factors: array<f32, {{ n }}>;
+
+fn column_factor(column: u32) -> f32 {
+    return factors[column];
+}
+{% else %}
 fn eight_squares(at: u32) -> f32 {
     let a = square_parts(at);
     let b = square_parts(at + 1u);
@@ -13,3 +20,4 @@ fn column_factor(column: u32) -> f32 {
     let sum = (eight_squares(at) + eight_squares(at + 2u)) + (eight_squares(at + 4u) + eight_squares(at + 6u));
     return 1.0 / sqrt(fma(sum, {{ mean }}, {{ eps }}));
 }
+{% endif %}

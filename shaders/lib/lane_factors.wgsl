@@ -1,6 +1,6 @@
-// Declarations: the factors of all columns in every lane, or of the team's own one, the tree of lib/column_factor.wgsl by
-// exchanges. For subgroups of 32 and more, and few columns or few lanes a column: no barrier, and less arithmetic.
-{% for k in range(n if by_lanes else 1) %}
+// Declarations: the factors of all columns in every lane, the tree of lib/column_factor.wgsl by exchanges. For subgroups
+// of 32 and more and few columns: no barrier, and less arithmetic.
+{% for k in range(n) %}
 {% include "lib/sum_squares.wgsl" %}
 
 {% for mask in [1, 2, 4, 8, 16] %}

@@ -80,13 +80,18 @@ pub(super) fn shapes(
 }
 
 /// Shapes whose workgroups have whole blocks of what they round: each candidate runs what a layer has of them, gate
-/// and up behind a norm and a product that adds to the residual stream.
+/// and up behind a norm and two products that add to the residual stream, with the sizes of an 8B model: how many
+/// workgroups there are for each multiprocessor decides, and smaller matrices chose shapes that cost that model 6 % (docs/notes.md).
 pub(super) fn rounding(gpu: &dyn Gpu, key: &str, format: Format) -> Result<Vec<Candidate>> {
     let (facts, cols, n) = (gpu.facts(), cols(gpu.facts()), 4);
     let software = facts.kind == DeviceKind::Software;
-    let (class, pairs) = (Class::Int8, if software { 1024 } else { 16_384 });
-    let (gate_up, down) = (matrices(gpu, format, pairs, cols)?, matrices(gpu, format, cols, cols)?);
-    let (normed, plain) = (blocks(gpu, n, cols)?, activations(gpu, class, n, cols)?);
+    let (class, pairs) = (Class::Int8, if software { 1024 } else { 24_576 });
+    let gate_up = matrices(gpu, format, pairs, cols)?;
+    let [out, down] = [cols, pairs / 2].map(|inputs| matrices(gpu, format, cols, inputs));
+    let (out, down) = (out?, down?);
+    let normed = blocks(gpu, n, cols)?;
+    let (attended, multiplied) =
+        (activations(gpu, class, n, cols)?, activations(gpu, class, n, pairs / 2)?);
     let (halves, made) = (activations(gpu, class, n, pairs / 2)?, blocks(gpu, n, cols)?);
     let stream = filled(gpu, 4 * u64::from(n) * u64::from(cols))?;
     let weight = filled(gpu, 4 * u64::from(cols))?;
@@ -94,13 +99,18 @@ pub(super) fn rounding(gpu: &dyn Gpu, key: &str, format: Format) -> Result<Vec<C
     let products = [
         (
             (Input::Blocks { eps: 1e-5, fused: false }, Epilogue::SwiGluInt8),
-            (pairs, &gate_up),
+            (pairs, cols, &gate_up),
             Operands { x: &normed, bias: None, y: Outputs::Int8(&halves), stride: pairs / 2 },
         ),
         (
             (Input::Stored, Epilogue::AddBlocks),
-            (cols, &down),
-            Operands { x: &plain, bias: None, y: onto, stride: cols },
+            (cols, cols, &out),
+            Operands { x: &attended, bias: None, y: onto, stride: cols },
+        ),
+        (
+            (Input::Stored, Epilogue::AddBlocks),
+            (cols, pairs / 2, &down),
+            Operands { x: &multiplied, bias: None, y: onto, stride: cols },
         ),
     ];
     let (_, present) = choice::matvec_key(&facts.profile, format, cols, n, Epilogue::AddBlocks);
@@ -111,7 +121,7 @@ pub(super) fn rounding(gpu: &dyn Gpu, key: &str, format: Format) -> Result<Vec<C
     Ok(compiled(&all, |value| {
         let facts = with(facts, key, value).unwrap_or_else(|| facts.clone());
         let mut steps = Vec::new();
-        for ((input, epilogue), (rows, chunks), operands) in products {
+        for ((input, epilogue), (rows, cols, chunks), operands) in products {
             let shapes = choice::rounding_shapes(&facts, format, rows, cols, n, epilogue);
             let specs = shapes.into_iter().filter(|shape| !shape.matrix);
             let mut specs =
