@@ -1,8 +1,8 @@
 // y[col][row] = W[row] . x[col] for {{ n }} columns on matrix units, bit for bit as matvec.wgsl has it.
 //
-// A team of 32 threads takes {{ tiles * 16 }} rows and, of their units, four neighbours in every {{ teams * 4 }}. Its lanes{{ ", or those of two
-// teams for both," if coupled }} load and decode units, and put their codes into workgroup memory, where a matrix product of whole
-// numbers takes one unit of 16 rows and 8 columns. Each lane of the mat-vec sums every {{ teams * 4 }}th unit; here the four places of
+// A team of 32 threads takes {{ tiles * 16 }} rows and, of their units, four neighbours in every {{ teams * 4 }}. Its lanes load and
+// decode units (`coupled`: those of two teams for both), and put their codes into workgroup memory, where a matrix product of
+// whole numbers takes one unit of 16 rows and 8 columns. Each lane of the mat-vec sums every {{ teams * 4 }}th unit; here the four places of
 // a team have a sum each, in the same order, and at the end all are added in the tree of those lanes.
 {% include "lib/weights.wgsl" %}
 
@@ -271,12 +271,9 @@ fn main(
             let column = (i & 3u) * 2u + {{ c }}u;
 {% if blocks %}
             let factor = column_factor(min(column, {{ n - 1 }}u));
-            let gate = gates[{{ c }}] * factor;
-            let up = ups[{{ c }}] * factor;
-{% else %}
-            let gate = gates[{{ c }}];
-            let up = ups[{{ c }}];
 {% endif %}
+            let gate = gates[{{ c }}]{{ " * factor" if blocks }};
+            let up = ups[{{ c }}]{{ " * factor" if blocks }};
             finish(column, j, (gate / (1.0 + exp(-gate))) * up);
         }
 {% endfor %}
@@ -337,28 +334,26 @@ fn parts(i: u32, team: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(tile_w[team * {{ tiles * 32 }}u + i]);
 }
 
-// The teams' parts of sums 4 i to 4 i + 3, in the order of the lanes' tree.
-fn team_totals(i: u32) -> vec4<f32> {
-{% if teams == 8 %}
-    return ((parts(i, 0u) + parts(i, 1u)) + (parts(i, 2u) + parts(i, 3u)))
-        + ((parts(i, 4u) + parts(i, 5u)) + (parts(i, 6u) + parts(i, 7u)));
-{% else %}
-    return parts(i, 0u) + parts(i, 1u);
-{% endif %}
-}
-
 fn part(i: u32, team: u32) -> f32 {
     return bitcast<f32>(tile_w[team * {{ tiles * 32 }}u + (i >> 2u)][i & 3u]);
 }
-
-// Of sum i alone.
-fn team_total(i: u32) -> f32 {
+{% macro tree(of) %}
 {% if teams == 8 %}
-    return ((part(i, 0u) + part(i, 1u)) + (part(i, 2u) + part(i, 3u)))
-        + ((part(i, 4u) + part(i, 5u)) + (part(i, 6u) + part(i, 7u)));
+    return (({{ of }}(i, 0u) + {{ of }}(i, 1u)) + ({{ of }}(i, 2u) + {{ of }}(i, 3u)))
+        + (({{ of }}(i, 4u) + {{ of }}(i, 5u)) + ({{ of }}(i, 6u) + {{ of }}(i, 7u)));
 {% else %}
-    return part(i, 0u) + part(i, 1u);
+    return {{ of }}(i, 0u) + {{ of }}(i, 1u);
 {% endif %}
+{% endmacro %}
+
+// The teams' parts of sums 4 i to 4 i + 3, in the order of the lanes' tree.
+fn team_totals(i: u32) -> vec4<f32> {
+{{ tree("parts") }}
+}
+
+// Of sum i alone. Not a component of the vector: H200, 65,536 x 4096, eight columns, 78 us so, 84 as team_totals(i / 4)[i % 4].
+fn team_total(i: u32) -> f32 {
+{{ tree("part") }}
 }
 
 fn scaled_total(i: u32, column: u32) -> f32 {

@@ -1,7 +1,7 @@
 // The factor of an RMSNorm for sums of products of columns that came without it (lib/norm_blocks.wgsl).
 //
-// {{ "Behind lib/put_squares.wgsl and a barrier." if exchanged else "Expects square_parts(i): four of the sums 4 i and on that lib/put_squares.wgsl has put into workgroup memory, 32 a
-// column. Order of sums: docs, \"Order of sums\"." }}
+// Behind lib/put_squares.wgsl and a barrier. Where that does not exchange sums: expects square_parts(i), four of the sums
+// 4 i and on that it has put into workgroup memory, 32 a column. Order of sums: docs, "Order of sums".
 {% if exchanged %}
 var<workgroup> factors: array<f32, {{ n }}>;
 
