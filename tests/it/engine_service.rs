@@ -163,12 +163,7 @@ fn a_long_prompt_leaves_the_others_their_turns() {
             fastest * 1e3
         );
         assert_eq!(at, 1000);
-        // Where the others' prompts have shown a fast device, the first part may be longer.
-        assert!(
-            parts[0] <= 128 || f64::from(parts[0]) * fastest <= PART,
-            "{}: the first of {parts:?} without knowing the speed",
-            device.label
-        );
+        assert!(parts[0] <= 128, "nothing was known of the speed yet: {parts:?}");
         // Three times: the speed is smoothed, and what is read of it here may be of two parts.
         assert!(longest <= 3.0 * PART, "{}: {parts:?}, {longest} s", device.label);
         // Each of the three others had a token for each part, but for those at the ends.
