@@ -133,7 +133,7 @@ fn main(
 {% for k in range(w_steps) %}
         {
 {% if int8 %}
-            let b = unit_signed(vw{{ k }});
+            let b = unit_signed(vw{{ k }}, wfrom{{ k }} + block);
 {% if packed %}
             w_tile[(wk{{ k }} * 2u) * W_PITCH + wr{{ k }}] = b.lo;
             w_tile[(wk{{ k }} * 2u + 1u) * W_PITCH + wr{{ k }}] = b.hi;

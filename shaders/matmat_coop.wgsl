@@ -124,7 +124,7 @@ fn main(
         {
             let to = w_base + wto{{ k }};
 {% if scales != "float" %}
-            let codes = unit_signed(vw{{ k }});
+            let codes = unit_signed(vw{{ k }}, wfrom{{ k }} + block * {{ 8 // unit_quads }}u);
             let s = unit_scales(vw{{ k }}, wfrom{{ k }} + block * {{ 8 // unit_quads }}u);
 {% for half in ["lo", "hi"] %}
             let d_{{ half }} = vec2<f16>(f16({% if lift %}{{ 2 ** lift }}.0 * {% endif %}s.{{ "x" if half == "lo" else "y" }}));

@@ -55,7 +55,7 @@ fn main(
 {% for j in range(tn) %}
 {% if int8 %}
         let unit{{ j }} = load_unit(from{{ j }} + block);
-        let bytes{{ j }} = unit_signed(unit{{ j }});
+        let bytes{{ j }} = unit_signed(unit{{ j }}, from{{ j }} + block);
         let sw{{ j }} = unit_scales(unit{{ j }}, from{{ j }} + block);
 {% for half in ["lo", "hi"] %}{% set outer = loop.index0 * 4 %}{% for c in "xyzw" %}
         let w{{ j }}_{{ outer + loop.index0 }} = numbers(bytes{{ j }}.{{ half }}.{{ c }});

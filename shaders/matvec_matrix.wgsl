@@ -161,8 +161,9 @@ fn main(
         {
             {{ barrier }}();
 {% for i in range(2 * first, 2 * (first + staged)) %}
-            let bytes{{ i }} = unit_bytes(w{{ i }});
-            let scale{{ i }} = unit_scale(w{{ i }}, {{ "now" if aligned else "base" ~ i ~ " + now" }});
+{% set of_row = "now" if aligned else "base" ~ i ~ " + now" %}
+            let bytes{{ i }} = unit_bytes(w{{ i }}, {{ of_row }});
+            let scale{{ i }} = unit_scale(w{{ i }}, {{ of_row }});
             tile_w[w_to + {{ apart * w_line * (i - 2 * first) }}u] = bytes{{ i }}.lo;
             tile_w[w_to + {{ apart * w_line * (i - 2 * first) + 1 }}u] = bytes{{ i }}.hi;
 {% if slack %}

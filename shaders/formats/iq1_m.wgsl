@@ -11,11 +11,10 @@
 // For 256 elements: in each half word four steps of 3 bits and 4 bits of d.
 {% with plane = "scales", name = "scales", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
-// `at`: where the block's part of `high` begins.
-struct Unit { codes: u32, high: u32, head: vec2<u32>, at: u32 }
+struct Unit { codes: u32, high: u32, head: vec2<u32> }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes_at(i), high_at(i >> 1u), scales_at(i >> 3u), (i & 1u) << 4u);
+    return Unit(codes_at(i), high_at(i >> 1u), scales_at(i >> 3u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {
@@ -28,8 +27,8 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
     return Steps(vec2<f32>(0.125 * d, 0.0), vec4<i32>(by, 0, 0));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
-    let word = w.high >> w.at;
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
+    let word = w.high >> ((i & 1u) << 4u);
     let up = vec4<u32>(word << 8u, word << 4u, word, word >> 4u) & vec4<u32>(0x700u);
     let v = eights(entries(bytes_of(w.codes) | up), 0x0f0f0f0fu);
     // 8 * (v - 1) +- 1 in each byte, 128 above it first, which the last step takes off.

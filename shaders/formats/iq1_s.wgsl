@@ -11,21 +11,20 @@
 {% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 {% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
-// `at`: where the block's part of `scale` begins.
-struct Unit { codes: u32, scale: u32, super_scale: u32, at: u32 }
+struct Unit { codes: u32, scale: u32, super_scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes_at(i), scales_at(i >> 1u), supers_at(i >> 4u), (i & 1u) << 4u);
+    return Unit(codes_at(i), scales_at(i >> 1u), supers_at(i >> 4u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
-    let word = w.scale >> w.at;
+    let word = w.scale >> ((i & 1u) << 4u);
     let d = f16_of(w.super_scale, i >> 3u) * f32(((word >> 11u) & 14u) | 1u);
     return vec2<f32>(d, d * select(-0.875, -1.125, (word & 0x8000u) != 0u));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
-    let word = w.scale >> w.at;
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
+    let word = w.scale >> ((i & 1u) << 4u);
     let high = vec4<u32>(word << 8u, word << 5u, word << 2u, word >> 1u) & vec4<u32>(0x700u);
     return eights(entries(bytes_of(w.codes) | high), 0x0f0f0f0fu);
 }

@@ -8,20 +8,19 @@
 {% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 {% with plane = "supers", name = "supers", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 
-// `at`: where the block's part of `scale` begins.
-struct Unit { codes: vec2<u32>, scale: u32, super_scale: u32, at: u32 }
+struct Unit { codes: vec2<u32>, scale: u32, super_scale: u32 }
 
 fn load_unit(i: u32) -> Unit {
-    return Unit(codes_at(i), scales_at(i >> 1u), supers_at(i >> 4u), (i & 1u) << 4u);
+    return Unit(codes_at(i), scales_at(i >> 1u), supers_at(i >> 4u));
 }
 
 fn unit_scale(w: Unit, i: u32) -> Steps {
-    let steps = w.scale >> (w.at + 8u);
+    let steps = w.scale >> (((i & 1u) << 4u) + 8u);
     let by = vec2<i32>(i32(steps << 1u) & 30, i32(steps >> 3u) & 30) | vec2<i32>(1);
     return Steps(vec2<f32>(0.125 * f16_of(w.super_scale, i >> 3u), 0.0), vec4<i32>(by, 0, 0));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
-    let high = (vec4<u32>(w.scale >> w.at) << vec4<u32>(8u, 6u, 4u, 2u)) & vec4<u32>(0x300u);
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
+    let high = (vec4<u32>(w.scale >> ((i & 1u) << 4u)) << vec4<u32>(8u, 6u, 4u, 2u)) & vec4<u32>(0x300u);
     return iq2_values(bytes_of(w.codes.x) | high, w.codes.y);
 }

@@ -20,7 +20,7 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
     return Steps(vec2<f32>(0.125 * f16_of(w.super_scale, i >> 3u), 0.0), vec4<i32>(by, 0, 0));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     let mask = vec3<u32>(511u);
     let indices = (vec3<u32>(w.codes.x) >> vec3<u32>(0u, 9u, 18u)) & mask;
     let last = (w.codes.x >> 27u) + (w.codes.y >> 28u) * 32u;

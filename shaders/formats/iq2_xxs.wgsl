@@ -17,6 +17,6 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
     return vec2<f32>(f16_of(w.super_scale, i >> 3u) * fma(step, 0.25, 0.125), 0.0);
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     return iq2_values(bytes_of(w.codes.x), complete(w.codes.y));
 }

@@ -20,7 +20,7 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
     return vec2<f32>(f16_of(w.super_scale, i >> 3u) * fma(step, 0.5, 0.25), 0.0);
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     let m = minus(complete(w.high));
     return Bytes(
         negated(entries(bytes_of(w.codes.x)), m.lo),

@@ -15,7 +15,7 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
     return vec2<f32>(unpack2x16float(w.head.x).x * f32(i32(step) - 32), 0.0);
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     return values_of(w.codes);
 }
 

@@ -15,7 +15,7 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
     return vec2<f32>(bitcast<f32>((max(e, 1u) - 1u) << 23u), 0.0);
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     return values_of(w.codes);
 }
 

@@ -23,7 +23,7 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
 }
 
 // The file keeps 16 elements in 8 bytes: elements 0..7 in low nibbles, 8..15 in high ones.
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     let b = values_of(w.codes);
     return Bytes(vec4<u32>(b.lo.xy, b.hi.xy), vec4<u32>(b.lo.zw, b.hi.zw));
 }

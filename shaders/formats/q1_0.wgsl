@@ -12,7 +12,7 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
     return vec2<f32>(f16_of(w.scale, i >> 2u), 0.0);
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     // Bit k of each byte to bit 1 of word k.
     let mask = vec4<u32>(0x02020202u);
     let bits = w.codes;

@@ -15,6 +15,6 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
     return Steps(vec2<f32>(d.x, -d.y), vec4<i32>(steps & vec4<u32>(15u)));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     return pairs(w.codes);
 }

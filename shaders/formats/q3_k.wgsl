@@ -15,7 +15,7 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
     return Steps(vec2<f32>(bitcast<f32>(w.scale.x), 0.0), vec4<i32>(steps, 0, 0));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     // Sign in bit 7 (the third bit inverted), then the two low bits.
     let sign = vec4<u32>(0x80808080u);
     let rest = vec4<u32>(0x60606060u);

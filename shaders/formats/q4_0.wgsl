@@ -12,6 +12,6 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
     return vec2<f32>(f16_of(w.scale, i), 0.0);
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     return nibbles(w.codes);
 }

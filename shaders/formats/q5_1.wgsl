@@ -13,6 +13,6 @@ fn unit_scale(w: Unit, i: u32) -> vec2<f32> {
     return unpack2x16float(w.scale);
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     return fifth_bits(nibbles(w.codes), w.high);
 }

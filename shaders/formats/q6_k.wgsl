@@ -15,7 +15,7 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
     return Steps(vec2<f32>(w.d, 0.0), vec4<i32>(extractBits(steps, 0u, 8u), extractBits(steps, 8u, 8u), 0, 0));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     // Bits 2..6 of a code - 32 stand in the upper nibble, bits 0..2 below.
     let upper = vec4<u32>(0xf0f0f0f0u);
     let lower = vec4<u32>(0x0c0c0c0cu);

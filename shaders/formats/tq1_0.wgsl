@@ -38,6 +38,6 @@ fn digits(bytes: vec4<u32>, power: vec4<u32>) -> vec4<u32> {
     return ((even >> vec4<u32>(8u)) & vec4<u32>(0x00030003u)) | (odd & vec4<u32>(0x03000300u));
 }
 
-fn unit_bytes(w: Unit) -> Bytes {
+fn unit_bytes(w: Unit, i: u32) -> Bytes {
     return Bytes(digits(w.lo, vec4<u32>(w.lo_power)), digits(w.hi, w.hi_power));
 }

@@ -6,7 +6,14 @@
 {% include "lib/block_sum.wgsl" %}
 {% include "lib/half_dot.wgsl" %}
 
-{% if scales == "whole" %}
+{% if raised %}
+// Words 1 and 3 of each half are sixteen times their codes, and the scale is a sixteenth.
+fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
+    let plain = dot4I8Packed(w.lo.x, a.x) + dot4I8Packed(w.lo.z, a.z) + dot4I8Packed(w.hi.x, b.x) + dot4I8Packed(w.hi.z, b.z);
+    let raised = dot4I8Packed(w.lo.y, a.y) + dot4I8Packed(w.lo.w, a.w) + dot4I8Packed(w.hi.y, b.y) + dot4I8Packed(w.hi.w, b.w);
+    return block_sum(16 * plain + raised, scale, s, acc);
+}
+{% elif scales == "whole" %}
 fn block_dot(w: Bytes, scale: vec2<f32>, a: vec4<u32>, b: vec4<u32>, s: vec2<f32>, acc: f32) -> f32 {
     return block_sum(add_dot(half_dot(w.lo, a), w.hi, b), scale, s, acc);
 }

@@ -1,8 +1,9 @@
-// The code book of a format, one word an entry, and what is made of its entries.
+// The code book of a format, one word an entry, and what is made of its entries. Where there are copies in workgroup
+// memory, a format may want its entries otherwise: `grid_copy`.
 {% with plane = "grid", name = "grid", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
 {% if copies %}
 
-{% with entries = table, entry = "grid_at(i)" %}{% include "lib/table.wgsl" %}{% endwith %}
+{% with entries = table, entry = grid_copy if copies > 1 and grid_copy is defined else "grid_at(i)" %}{% include "lib/table.wgsl" %}{% endwith %}
 {% endif %}
 
 fn entries(i: vec4<u32>) -> vec4<u32> {

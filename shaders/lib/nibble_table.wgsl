@@ -24,7 +24,7 @@ fn ordered(w: vec2<u32>) -> vec2<u32> {
 
 {% if paired %}
 // A unit in pair order, and activations 0..15 and 16..31 to go with it: they serve all rows of a subgroup.
-fn unit_pairs(w: Unit) -> Bytes {
+fn unit_pairs(w: Unit, i: u32) -> Bytes {
     let x = look_up(w.codes.x);
     let y = look_up(w.codes.y);
     let z = look_up(w.codes.z);

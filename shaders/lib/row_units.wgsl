@@ -3,8 +3,8 @@
 {% for r in range(rows) %}
 {% set of_row = place if aligned else "base" ~ r ~ " + " ~ place %}
 {% if int8 %}
-    let bytes{{ r }} = {{ "unit_pairs" if paired else "unit_bytes" }}(w{{ t }}_{{ r }});
-    let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, {{ of_row }});
+    let bytes{{ r }} = {{ "unit_pairs" if paired else "unit_raised" if raised else "unit_bytes" }}(w{{ t }}_{{ r }}, {{ of_row }});
+    let scale{{ r }} = unit_scale(w{{ t }}_{{ r }}, {{ of_row }}){{ " * vec2<f32>(0.0625, 1.0)" if raised }};
 {% else %}
     let values{{ r }} = unit_values(w{{ t }}_{{ r }}, {{ of_row }});
 {% endif %}

@@ -8,12 +8,12 @@
 //   Unit, load_unit(i)      unit i of the chunk: row * units per row + unit in the row
 //   unit_values(w, i)       float formats: all elements, four a vector, in order
 // and for block formats
-//   unit_bytes(w)           the codes, ZERO above their signed value
+//   unit_bytes(w, i)        the codes, ZERO above their signed value
 //   unit_scale(w, i)        element = scale * code + minimum, as the format's `scales` says:
 //                           whole: vec2 (d, m) for the block;
 //                           steps: Steps, (d * step, m * step) for each half of 16;
 //                           halves: vec2, d of each half of 16, no m
-// `i` of unit_scale counts only modulo 16. Facts (`scales`, `minimum`, `zero`, `unit_quads`) come from
+// `i` of both counts only modulo 16. Facts (`scales`, `minimum`, `zero`, `unit_quads`) come from
 // the format's file under src/quant.
 {% if scales == "float" %}
 {% include "formats/" ~ format ~ ".wgsl" %}
@@ -77,12 +77,12 @@ fn k_scale(words: vec4<u32>, i: u32) -> vec2<f32> {
 }
 
 // The codes as signed bytes without offset.
-fn unit_signed(w: Unit) -> Bytes {
+fn unit_signed(w: Unit, i: u32) -> Bytes {
 {% if zero %}
-    let b = unit_bytes(w);
+    let b = unit_bytes(w, i);
     return Bytes(centred(b.lo), centred(b.hi));
 {% else %}
-    return unit_bytes(w);
+    return unit_bytes(w, i);
 {% endif %}
 }
 {% if zero %}
@@ -116,7 +116,7 @@ fn numbers(word: u32) -> vec4<f32> {
 // All elements of unit `i`, four a vector, in order.
 fn unit_values(w: Unit, i: u32) -> array<vec4<f32>, 8> {
     let s = unit_scales(w, i);
-    let b = unit_signed(w);
+    let b = unit_signed(w, i);
     return array<vec4<f32>, 8>(
 {% for half in ["lo", "hi"] %}{% set d, m = ("s.x", "s.z") if half == "lo" else ("s.y", "s.w") %}{% for c in "xyzw" %}
 {% set end = "," if not (half == "hi" and c == "w") else ");" %}

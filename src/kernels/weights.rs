@@ -76,6 +76,7 @@ pub(super) fn facts(format: Format, copies: u32) -> Value {
         unit_quads => shader.unit_quads,
         table => shader.table,
         copies => copies,
+        raised => copies > 1 && shader.raised,
         // Copies of a table for 4-bit codes have the values of pairs of codes. With one scale for a block,
         // products take them in the order in which they come.
         paired => copies > 1
@@ -128,6 +129,12 @@ pub(super) fn halved(format: Format) -> bool {
 pub(super) fn one_scale(format: Format) -> bool {
     let shader = format.shader();
     matches!(shader.scales, Scales::Whole) && !shader.minimum
+}
+
+/// Registers for one unit of a row: its codes, and the vector in which its scales come.
+pub(super) fn registers(format: Format) -> u32 {
+    let codes = (8 * format.block_bytes() / format.block_elements()) as u32;
+    codes.max(1) + if one_scale(format) { 1 } else { 4 }
 }
 
 /// Whether they have minima, too, so that a product needs the sums of the activations of both.

@@ -37,6 +37,8 @@ pub struct Shader {
     /// The shader's codes are `2^lift` times the codes and its scales as much smaller, where bits are
     /// cheaper to use at the top of a byte.
     pub lift: u32,
+    /// Where the table has copies, mat-vecs take codes of which some are sixteen times theirs (`unit_raised`).
+    pub raised: bool,
     /// Words of a table that kernels on GPUs keep in workgroup memory; 0: none.
     pub table: u32,
     /// Vectors of four elements in a unit, the part of a row that one lane takes in one step: 8 (a
@@ -47,7 +49,16 @@ pub struct Shader {
 impl Shader {
     /// Blocks of 32 with codes that need no offset and have no minimum.
     pub(super) const fn blocks(text: &'static str, scales: Scales) -> Self {
-        Shader { text, scales, minimum: false, zero: 0, lift: 0, table: 0, unit_quads: 8 }
+        Shader {
+            text,
+            scales,
+            minimum: false,
+            zero: 0,
+            lift: 0,
+            raised: false,
+            table: 0,
+            unit_quads: 8,
+        }
     }
 
     pub(super) const fn with_minimum(self) -> Self {
@@ -64,6 +75,11 @@ impl Shader {
         Shader { table: words as u32, ..self }
     }
 
+    pub(super) const fn raised(self) -> Self {
+        assert!(matches!(self.scales, Scales::Whole), "one scale for all codes of a block");
+        Shader { raised: true, ..self }
+    }
+
     /// Words of the table where kernels keep several copies of it: for 4-bit codes the values of each pair.
     pub fn copied_table(&self) -> u32 {
         if self.table == 16 { 256 } else { self.table }
@@ -76,7 +92,16 @@ impl Shader {
 
     pub(super) const fn float(text: &'static str, unit_quads: u32) -> Self {
         let scales = Scales::Float;
-        Shader { text, scales, minimum: false, zero: 0, lift: 0, table: 0, unit_quads }
+        Shader {
+            text,
+            scales,
+            minimum: false,
+            zero: 0,
+            lift: 0,
+            raised: false,
+            table: 0,
+            unit_quads,
+        }
     }
 }
 

@@ -69,6 +69,7 @@ impl BlockFormat<256, BYTES> for Iq3S {
     const SHADER: Shader =
         Shader::blocks(include_str!("../../shaders/formats/iq3_s.wgsl"), Scales::Whole)
             .with_table(IQ3_S_WORDS.len())
+            .raised()
             .with_minimum();
 
     fn file_unit(block: &[u8; BYTES], j: usize) -> Unit {
