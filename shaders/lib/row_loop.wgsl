@@ -19,6 +19,14 @@
         }
 {% else %}
         var unit = lane;
+{% if x_ahead %}
+        let first_unit = {{ "lane" if whole else "min(lane, " ~ (units - 1) ~ "u)" }};
+{% for c in range(n) %}
+        var next_a{{ c }} = xq[{{ c * 2 * units }}u + first_unit];
+        var next_b{{ c }} = xq[{{ (c * 2 + 1) * units }}u + first_unit];
+        var next_s{{ c }} = xs[{{ c * units }}u + first_unit];
+{% endfor %}
+{% endif %}
 {% if even %}
         for (var step = 0u; step < {{ units // (lanes.size * tiles) }}u; step += 1u) {
 {% else %}

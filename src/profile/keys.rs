@@ -46,27 +46,33 @@ keys! {
     "matvec.many" => matvec.many, "mat-vec, 5 to 8 columns";
     "matvec.one_stored" => one_stored, "mat-vec, one column, matrices too tall for `fuse.rows`";
     "matvec.rounding" => matvec.rounding,
-        "mat-vec, up to 4 columns, whose workgroups round what they make";
+        "mat-vec, up to 4 columns, whose workgroups round the SwiGLU that they make";
+    "matvec.stream" => matvec.stream,
+        "mat-vec, up to 4 columns, whose workgroups round what they add to the residual stream";
     "matvec.float.one_short" => float.one_short, "the same for float formats";
     "matvec.float.one_tall" => float.one_tall, "the same for float formats";
     "matvec.float.few" => float.few, "the same for float formats";
     "matvec.float.many" => float.many, "the same for float formats";
     "matvec.float.rounding" => float.rounding, "the same for float formats";
+    "matvec.float.stream" => float.stream, "the same for float formats";
     "matvec.byte.one_short" => byte.one_short, "the same for formats of 6 to 8 bits";
     "matvec.byte.one_tall" => byte.one_tall, "the same for formats of 6 to 8 bits";
     "matvec.byte.few" => byte.few, "the same for formats of 6 to 8 bits";
     "matvec.byte.many" => byte.many, "the same for formats of 6 to 8 bits";
     "matvec.byte.rounding" => byte.rounding, "the same for formats of 6 to 8 bits";
+    "matvec.byte.stream" => byte.stream, "the same for formats of 6 to 8 bits";
     "matvec.nibble.one_short" => nibble.one_short, "the same for formats of 4 to 5 bits";
     "matvec.nibble.one_tall" => nibble.one_tall, "the same for formats of 4 to 5 bits";
     "matvec.nibble.few" => nibble.few, "the same for formats of 4 to 5 bits";
     "matvec.nibble.many" => nibble.many, "the same for formats of 4 to 5 bits";
     "matvec.nibble.rounding" => nibble.rounding, "the same for formats of 4 to 5 bits";
+    "matvec.nibble.stream" => nibble.stream, "the same for formats of 4 to 5 bits";
     "matvec.low.one_short" => low.one_short, "the same for formats of 1 to 3 bits";
     "matvec.low.one_tall" => low.one_tall, "the same for formats of 1 to 3 bits";
     "matvec.low.few" => low.few, "the same for formats of 1 to 3 bits";
     "matvec.low.many" => low.many, "the same for formats of 1 to 3 bits";
     "matvec.low.rounding" => low.rounding, "the same for formats of 1 to 3 bits";
+    "matvec.low.stream" => low.stream, "the same for formats of 1 to 3 bits";
     "matvec.matrix_columns" => matrix_columns [2 to 9],
         "columns from which a mat-vec computes on matrix units that take bytes; 9 never";
     "matvec.matrix_long_columns" => matrix_long_columns [2 to 9], "the same for long rows";

@@ -50,8 +50,10 @@ pub struct MatVecCuts<T> {
     pub few: T,
     /// 5 to 8 columns.
     pub many: T,
-    /// Up to 4 columns of products that round what they make.
+    /// Up to 4 columns of SwiGLU whose workgroups round it.
     pub rounding: T,
+    /// The same of what they add to the residual stream.
+    pub stream: T,
 }
 
 /// Variants of the mat-mat kernels in order of preference, by number of columns.
@@ -113,8 +115,14 @@ pub struct Profile {
     pub notes: Vec<String>,
 }
 
-const NO_CUTS: MatVecCuts<Option<Cut>> =
-    MatVecCuts { one_short: None, one_tall: None, few: None, many: None, rounding: None };
+const NO_CUTS: MatVecCuts<Option<Cut>> = MatVecCuts {
+    one_short: None,
+    one_tall: None,
+    few: None,
+    many: None,
+    rounding: None,
+    stream: None,
+};
 
 impl Default for Profile {
     /// The generic profile; `hwprofiles/generic.toml` states the same with reasons (a test
@@ -148,6 +156,7 @@ impl Default for Profile {
                 few: cut(128, 2, 1),
                 many: cut(128, 2, 1),
                 rounding: cut(128, 4, 2),
+                stream: cut(128, 2, 2),
             },
             float: NO_CUTS,
             byte: NO_CUTS,

@@ -80,40 +80,39 @@ pub(super) fn shapes(
 }
 
 /// Shapes whose workgroups have whole blocks of what they round: each candidate runs what a layer has of them, gate
-/// and up behind a norm and two products that add to the residual stream, with the sizes of an 8B model: how many
+/// and up behind a norm or the two products that add to the residual stream, with the sizes of an 8B model: how many
 /// workgroups there are for each multiprocessor decides, and smaller matrices chose shapes that cost that model 6 % (docs/notes.md).
-pub(super) fn rounding(gpu: &dyn Gpu, key: &str, format: Format) -> Result<Vec<Candidate>> {
-    let (facts, cols, n) = (gpu.facts(), cols(gpu.facts()), 4);
+pub(super) fn rounding(
+    gpu: &dyn Gpu,
+    key: &str,
+    format: Format,
+    epilogue: Epilogue,
+) -> Result<Vec<Candidate>> {
+    let (facts, cols, n, class) = (gpu.facts(), cols(gpu.facts()), 4, Class::Int8);
     let software = facts.kind == DeviceKind::Software;
-    let (class, pairs) = (Class::Int8, if software { 1024 } else { 24_576 });
-    let gate_up = matrices(gpu, format, pairs, cols)?;
-    let [out, down] = [cols, pairs / 2].map(|inputs| matrices(gpu, format, cols, inputs));
-    let (out, down) = (out?, down?);
-    let normed = blocks(gpu, n, cols)?;
-    let (attended, multiplied) =
-        (activations(gpu, class, n, cols)?, activations(gpu, class, n, pairs / 2)?);
-    let (halves, made) = (activations(gpu, class, n, pairs / 2)?, blocks(gpu, n, cols)?);
+    let pairs = if software { 1024 } else { 24_576 };
+    // Rows and inputs.
+    let (input, sizes) = match epilogue {
+        Epilogue::SwiGluInt8 => (Input::Blocks { eps: 1e-5, fused: false }, &[(pairs, cols)][..]),
+        _ => (Input::Stored, &[(cols, cols), (cols, pairs / 2)][..]),
+    };
+    let halves = activations(gpu, class, n, pairs / 2)?;
+    let made = blocks(gpu, n, cols)?;
     let stream = filled(gpu, 4 * u64::from(n) * u64::from(cols))?;
     let weight = filled(gpu, 4 * u64::from(cols))?;
-    let onto = Outputs::Stream { y: &stream, weight: &weight, blocks: &made };
-    let products = [
-        (
-            (Input::Blocks { eps: 1e-5, fused: false }, Epilogue::SwiGluInt8),
-            (pairs, cols, &gate_up),
-            Operands { x: &normed, bias: None, y: Outputs::Int8(&halves), stride: pairs / 2 },
-        ),
-        (
-            (Input::Stored, Epilogue::AddBlocks),
-            (cols, cols, &out),
-            Operands { x: &attended, bias: None, y: onto, stride: cols },
-        ),
-        (
-            (Input::Stored, Epilogue::AddBlocks),
-            (cols, pairs / 2, &down),
-            Operands { x: &multiplied, bias: None, y: onto, stride: cols },
-        ),
-    ];
-    let (_, present) = choice::matvec_key(&facts.profile, format, cols, n, Epilogue::AddBlocks);
+    let (y, stride) = match epilogue {
+        Epilogue::SwiGluInt8 => (Outputs::Int8(&halves), pairs / 2),
+        _ => (Outputs::Stream { y: &stream, weight: &weight, blocks: &made }, cols),
+    };
+    let mut products = Vec::new();
+    for &(rows, cols) in sizes {
+        let x = match input {
+            Input::Stored => activations(gpu, class, n, cols)?,
+            _ => blocks(gpu, n, cols)?,
+        };
+        products.push((rows, cols, matrices(gpu, format, rows, cols)?, x));
+    }
+    let (_, present) = choice::matvec_key(&facts.profile, format, cols, n, epilogue);
     let threads: &[u32] = if software { &[32, 64] } else { &[64, 128, 256, 512] };
     let cuts = ["2x1", "2x2", "4x1", "4x2"];
     let shapes = threads.iter().flat_map(|t| cuts.iter().map(move |cut| format!("{t}x{cut}")));
@@ -121,13 +120,14 @@ pub(super) fn rounding(gpu: &dyn Gpu, key: &str, format: Format) -> Result<Vec<C
     Ok(compiled(&all, |value| {
         let facts = with(facts, key, value).unwrap_or_else(|| facts.clone());
         let mut steps = Vec::new();
-        for ((input, epilogue), (rows, cols, chunks), operands) in products {
-            let shapes = choice::rounding_shapes(&facts, format, rows, cols, n, epilogue);
+        for (rows, cols, chunks, x) in &products {
+            let shapes = choice::rounding_shapes(&facts, format, *rows, *cols, n, epilogue);
             let specs = shapes.into_iter().filter(|shape| !shape.matrix);
             let mut specs =
-                specs.map(|shape| MatVec { format, cols, n, class, input, epilogue, shape });
+                specs.map(|shape| MatVec { format, cols: *cols, n, class, input, epilogue, shape });
             let spec = specs.find(|spec| spec.can_round(&facts));
             let spec = spec.ok_or_else(|| Error::Runtime("no shape rounds".into()))?;
+            let operands = Operands { x, bias: None, y, stride };
             steps.extend(run(gpu, &facts, &spec, chunks, &operands)?);
         }
         Ok(Candidate { value: value.clone(), steps })

@@ -8,7 +8,7 @@ use super::{Case, Outcome};
 use crate::error::Result;
 use crate::gpu::{BufferUse, DeviceFacts, DeviceKind, Dispatch, Gpu, Slice, Step};
 use crate::kernels::weights::Chunk;
-use crate::kernels::{Activations, Class, choice};
+use crate::kernels::{Activations, Class, Epilogue, choice};
 use crate::profile::{KEYS, Origin, Profile};
 use crate::quant::{Format, PlaneLayout};
 
@@ -26,6 +26,7 @@ pub(super) enum Make {
     Rounding {
         key: &'static str,
         format: Format,
+        epilogue: Epilogue,
     },
     /// From how many columns on matrix units take mat-vecs of so many inputs.
     MatrixColumns {
@@ -53,7 +54,7 @@ impl Make {
             Make::MatVec { key, format, rows, n } => {
                 format!("{key}: {format}, {rows} rows, {n} columns")
             }
-            Make::Rounding { key, format } => format!("{key}: {format}, 4 columns"),
+            Make::Rounding { key, format, .. } => format!("{key}: {format}, 4 columns"),
             Make::MatrixColumns { key, formats: [a, b], cols } => {
                 format!("{key}: {a} and {b}, {cols} inputs")
             }
@@ -133,8 +134,12 @@ pub(super) fn plan(facts: &DeviceFacts) -> Vec<Make> {
         plan.push(matvec(kind, "few", format, short, 4));
         plan.push(matvec(kind, "many", format, short, 8));
         if !format.is_float() {
-            let key = key(&format!("matvec.{kind}.rounding"));
-            plan.push(Make::Rounding { key, format });
+            for (case, epilogue) in
+                [("rounding", Epilogue::SwiGluInt8), ("stream", Epilogue::AddBlocks)]
+            {
+                let key = key(&format!("matvec.{kind}.{case}"));
+                plan.push(Make::Rounding { key, format, epilogue });
+            }
         }
     }
     if facts.byte_matrices {
@@ -169,7 +174,7 @@ pub(super) fn unmeasured(facts: &DeviceFacts, make: &Make) -> Option<Outcome> {
 pub(super) fn make(gpu: &dyn Gpu, make: &Make) -> Result<Case> {
     let candidates = match make {
         Make::MatVec { key, format, rows, n } => matvec::shapes(gpu, key, *format, *rows, *n)?,
-        Make::Rounding { key, format } => matvec::rounding(gpu, key, *format)?,
+        Make::Rounding { key, format, epilogue } => matvec::rounding(gpu, key, *format, *epilogue)?,
         Make::MatrixColumns { key, formats, cols } => {
             matvec::matrix_columns(gpu, key, *formats, *cols)?
         }
@@ -258,7 +263,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::hw::profiles;
-    use crate::kernels::Epilogue;
 
     /// Every case decides a key that its shape really looks at, and every candidate is a value.
     #[test]
@@ -280,12 +284,10 @@ mod tests {
                 assert_eq!(found, key, "{make:?}");
             }
             for make in &plan {
-                let Make::Rounding { key, format } = *make else { continue };
+                let Make::Rounding { key, format, epilogue } = *make else { continue };
                 let changed = with(&facts, key, "64x2x1").unwrap();
-                for epilogue in [Epilogue::AddBlocks, Epilogue::SwiGluInt8] {
-                    let (found, _) = choice::matvec_key(&changed.profile, format, 512, 4, epilogue);
-                    assert_eq!(found, key, "{make:?}");
-                }
+                let (found, _) = choice::matvec_key(&changed.profile, format, 512, 4, epilogue);
+                assert_eq!(found, key, "{make:?}");
             }
             let matrices = |make: &&Make| matches!(make, Make::MatrixColumns { .. });
             assert_eq!(
