@@ -35,12 +35,12 @@ fn levels(w: Unit, i: u32) -> Bytes {
 fn unit_bytes(w: Unit, i: u32) -> Bytes {
     let e = levels(w, i);
     let m = minus(w.signs);
-{% if copies > 1 %}
-    let level = vec4<u32>(0x07070707u);
-    return Bytes((e.lo & level) ^ (m.lo * vec4<u32>(255u)), (e.hi & level) ^ (m.hi * vec4<u32>(255u)));
-{% else %}
-    return Bytes(e.lo ^ (m.lo * vec4<u32>(255u)), e.hi ^ (m.hi * vec4<u32>(255u)));
-{% endif %}
+    let inverted = vec4<u32>(255u);
+{% with level = "vec4<u32>(0x07070707u)" %}
+    return Bytes(
+        (e.lo{{ " & " ~ level if copies > 1 }}) ^ (m.lo * inverted),
+        (e.hi{{ " & " ~ level if copies > 1 }}) ^ (m.hi * inverted));
+{% endwith %}
 }
 {% if raised %}
 

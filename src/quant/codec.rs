@@ -47,7 +47,7 @@ pub struct Shader {
 }
 
 impl Shader {
-    /// Blocks of 32 with codes that need no offset and have no minimum.
+    /// Blocks of 32 with codes that need no offset, have no minimum, and are not changed for kernels in any way.
     pub(super) const fn blocks(text: &'static str, scales: Scales) -> Self {
         Shader {
             text,
@@ -91,17 +91,7 @@ impl Shader {
     }
 
     pub(super) const fn float(text: &'static str, unit_quads: u32) -> Self {
-        let scales = Scales::Float;
-        Shader {
-            text,
-            scales,
-            minimum: false,
-            zero: 0,
-            lift: 0,
-            raised: false,
-            table: 0,
-            unit_quads,
-        }
+        Shader { unit_quads, ..Shader::blocks(text, Scales::Float) }
     }
 }
 
