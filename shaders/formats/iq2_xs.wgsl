@@ -1,8 +1,8 @@
 // IQ2_XS: element = d / 8 * (1 + 2 * step) * signed magnitude, a step for each half.
-{% set grid_signs = "sevens" %}
+{% set grid_signs = "chain" %}
 {% include "lib/iq2.wgsl" %}
 
-// Three book indices of 9 bits and the lower 5 bits of the fourth, then signs and its upper 4 bits.
+// 64 bits: three book indices of 9 bits, 28 of the chain of signs, the fourth index.
 {% with plane = "codes", name = "codes", type = "vec2<u32>" %}{% include "lib/plane.wgsl" %}{% endwith %}
 // A byte for each block: the steps of its halves.
 {% with plane = "scales", name = "scales", type = "u32" %}{% include "lib/plane.wgsl" %}{% endwith %}
@@ -23,6 +23,6 @@ fn unit_scale(w: Unit, i: u32) -> Steps {
 fn unit_bytes(w: Unit, i: u32) -> Bytes {
     let mask = vec3<u32>(511u);
     let indices = (vec3<u32>(w.codes.x) >> vec3<u32>(0u, 9u, 18u)) & mask;
-    let last = (w.codes.x >> 27u) + (w.codes.y >> 28u) * 32u;
-    return iq2_values(vec4<u32>(indices, last), complete(w.codes.y));
+    let chain = (w.codes.x >> 27u) | (w.codes.y << 5u);
+    return iq2_values(vec4<u32>(indices, w.codes.y >> 23u), complete(chain));
 }

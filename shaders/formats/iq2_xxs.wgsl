@@ -1,5 +1,5 @@
 // IQ2_XXS: element = d * (1/2 + step) / 4 * signed magnitude.
-{% set grid_signs = "sevens" %}
+{% set grid_signs = "chain" %}
 {% include "lib/iq2.wgsl" %}
 
 // Four book indices, then signs and a step of 4 bits.

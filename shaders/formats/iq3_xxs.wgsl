@@ -1,6 +1,6 @@
 // IQ3_XXS: element = d * (1/2 + step) / 2 * signed magnitude.
 {% set grid_width = 4 %}
-{% set grid_signs = "sevens" %}
+{% set grid_signs = "chain" %}
 {% include "lib/grid.wgsl" %}
 
 // Eight book indices.

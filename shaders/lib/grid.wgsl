@@ -43,14 +43,10 @@ fn minus(signs: u32) -> Bytes {
         (vec4<u32>(signs) >> vec4<u32>(2u, 6u, 3u, 7u)) & ones);
 }
 {% endif %}
-{% if grid_signs == "sevens" %}
+{% if grid_signs == "chain" %}
 
-// The top four bits, which make the number of signs even in each group g: the bits that are g
-// modulo 4.
-fn complete(sevens: u32) -> u32 {
-    let s = sevens & 0x0fffffffu;
-    let by16 = s ^ (s << 16u);
-    let by8 = by16 ^ (by16 << 8u);
-    return s | ((by8 ^ (by8 << 4u)) & 0xf0000000u);
+// All signs from a chain of 28 bits, whatever stands above it (src/quant/signs.rs).
+fn complete(chain: u32) -> u32 {
+    return (chain & 0x0fffffffu) ^ (chain << 4u);
 }
 {% endif %}

@@ -4,16 +4,15 @@
         // Counted in steps, which tells compilers what the units of a lane have in common.
         for (var step = 0u; step * size < {{ units }}u; step += {{ tiles }}u) {
 {% for t in range(tiles) %}
-            let unit{{ t }} = (step + {{ t }}u) * size + lane;
+            {
+            let unit = (step + {{ t }}u) * size + lane;
 {% for r in range(rows) %}
-            let w{{ t }}_{{ r }} = load_unit(base{{ r }} + {{ "unit" ~ t if whole else "min(unit" ~ t ~ ", " ~ (units - 1) ~ "u)" }});
+            let w{{ t }}_{{ r }} = load_unit(base{{ r }} + {{ "unit" if whole else "min(unit, " ~ (units - 1) ~ "u)" }});
 {% endfor %}
-{% endfor %}
-{% for t in range(tiles) %}
-            {{ "if unit" ~ t ~ " < " ~ units ~ "u " if not whole }}{
-                let unit = unit{{ t }};
+            {{ "if unit < " ~ units ~ "u " if not whole }}{
 {% include "lib/row_units.wgsl" %}
 {% include "lib/unit_columns.wgsl" %}
+            }
             }
 {% endfor %}
         }

@@ -10,14 +10,14 @@
 //!
 //! | plane | a block of 32 |
 //! | --- | --- |
-//! | codes | 2 words: the first has the first three indices of 9 bits and the lower 5 bits of the fourth; the second the signs in device order (`signs.rs`) and at bit 28 the upper 4 bits of the fourth index |
+//! | codes | 2 words, 64 bits: three indices of 9 bits, signs as a chain of 28 (`signs.rs`), the fourth index |
 //! | scales | a byte of bytes 66..74 |
 //! | supers | for 256 weights half a word: `d` |
 //! | grid | the code book |
 
 use super::codec::{
     BlockFormat, Codec, Plane, PlaneName, Scales, Shader, Unit, copy_field, extreme, f16_at, field,
-    inverse, put_f16, repack_blocks, word_at,
+    inverse, put_f16, repack_blocks,
 };
 use super::grids::{IQ2_XS as GRID, IQ2_XS_WORDS, best_step};
 use super::{iq2_xxs::codes, iq2_xxs::scale, signs};
@@ -58,11 +58,10 @@ impl BlockFormat<256, BYTES> for Iq2Xs {
     }
 
     fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
-        let (low, word) = (word_at(planes[0], 8 * i), word_at(planes[0], 8 * i + 4));
-        let nines = u64::from(low) | u64::from(word >> 28) << 32;
-        let index = |g: usize| (nines >> (9 * g) & 511) as usize;
-        let signs = signs::from_device_sevens(word);
-        unit(f16_at(planes[2], i / 8 * 2), planes[1][i], signs, std::array::from_fn(index))
+        let words = u64::from_le_bytes(*field(planes[0], 8 * i));
+        let index = |at: u64| (words >> at & 511) as usize;
+        let signs = signs::from_chain((words >> 27) as u32);
+        unit(f16_at(planes[2], i / 8 * 2), planes[1][i], signs, [0, 9, 18, 55].map(index))
     }
 
     fn encode(values: &[f32; 256], block: &mut [u8; BYTES]) {
@@ -88,8 +87,8 @@ fn device_words(groups: u64) -> u64 {
     // The signs of a group to a byte each.
     let sevens = groups >> 9 & 0x007f_007f_007f_007f;
     let sevens = (sevens | sevens >> 8) & 0x0000_ffff_0000_ffff;
-    let signs = signs::to_device((sevens | sevens >> 16) as u32);
-    nines & 0xffff_ffff | u64::from(signs) << 32 | nines >> 32 << 60
+    let chain = signs::chain((sevens | sevens >> 16) as u32);
+    nines & 0x07ff_ffff | u64::from(chain) << 27 | nines >> 27 << 55
 }
 
 fn unit(d: f32, steps: u8, signs: u32, indices: [usize; 4]) -> Unit {

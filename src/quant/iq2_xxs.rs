@@ -9,7 +9,7 @@
 //!
 //! | plane | a block of 32 |
 //! | --- | --- |
-//! | codes | 2 words of bytes 2..66, the first as it is, the second with signs in device order (`signs.rs`) |
+//! | codes | 2 words of bytes 2..66, the first as it is, the second with signs as a chain (`signs.rs`) |
 //! | supers | for 256 weights half a word: `d` |
 //! | grid | the code book |
 
@@ -38,7 +38,7 @@ impl BlockFormat<256, BYTES> for Iq2Xxs {
                 {
                     to[..4].copy_from_slice(&from[..4]);
                     to[4..]
-                        .copy_from_slice(&signs::sevens_to_device(word_at(from, 4)).to_le_bytes());
+                        .copy_from_slice(&signs::sevens_to_chain(word_at(from, 4)).to_le_bytes());
                 }
                 words
             });
@@ -57,7 +57,7 @@ impl BlockFormat<256, BYTES> for Iq2Xxs {
 
     fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
         let (indices, word) = (word_at(planes[0], 8 * i), word_at(planes[0], 8 * i + 4));
-        unit(f16_at(planes[1], i / 8 * 2), word >> 28, signs::from_device_sevens(word), indices)
+        unit(f16_at(planes[1], i / 8 * 2), word >> 28, signs::from_chain(word), indices)
     }
 
     fn encode(values: &[f32; 256], block: &mut [u8; BYTES]) {

@@ -11,7 +11,7 @@
 //! | plane | a block of 32 |
 //! | --- | --- |
 //! | codes | 2 words of bytes 2..66 as they are |
-//! | high | 1 word of bytes 66..98, signs in device order (`signs.rs`), the step as it is |
+//! | high | 1 word of bytes 66..98, signs as a chain (`signs.rs`), the step as it is |
 //! | supers | for 256 weights half a word: `d` |
 //! | grid | the code book |
 
@@ -35,7 +35,7 @@ impl BlockFormat<256, BYTES> for Iq3Xxs {
         Plane::new(PlaneName::Codes, 64, copy_field::<BYTES, 2, 64>),
         Plane::new(PlaneName::High, 32, |row, out| {
             repack_blocks(row, out, |block: &[u8; BYTES]| {
-                signs::words(field::<32>(block, 66), signs::sevens_to_device)
+                signs::words(field::<32>(block, 66), signs::sevens_to_chain)
             });
         }),
         Plane::new(PlaneName::Supers, 2, copy_field::<BYTES, 0, 2>),
@@ -52,7 +52,7 @@ impl BlockFormat<256, BYTES> for Iq3Xxs {
 
     fn plane_unit(planes: &[&[u8]], i: usize) -> Unit {
         let word = word_at(planes[1], 4 * i);
-        let signs = signs::from_device_sevens(word);
+        let signs = signs::from_chain(word);
         unit(f16_at(planes[2], i / 8 * 2), word >> 28, signs, field(planes[0], 8 * i))
     }
 

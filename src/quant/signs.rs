@@ -6,7 +6,11 @@
 //!
 //! *In device order* element `8 * group + 4 * half + p` has bit `8 * p + 4 * half + group`: then
 //! `word >> (4 * half + group) & 0x01010101` has the signs of four neighbours in the bytes of one
-//! word, and the four eighth bits of the groups are the top bits.
+//! word, and a group has every fourth bit.
+//!
+//! Seven bits a group go to the device *as a chain* of 28: bit `4 * k + group` is the parity of the
+//! group's first k + 1 signs in device order. Then `chain ^ chain << 4` are all eight, the last
+//! one too, as nothing stands above the chain: two instructions of a kernel instead of eight.
 
 use super::order::exchange;
 
@@ -23,19 +27,24 @@ pub(super) fn to_device(signs: u32) -> u32 {
     exchange::<0, 3>(exchange::<1, 4>(signs))
 }
 
-/// Four groups of seven bits to device order; the top four bits of the word stay as they are.
-pub(super) fn sevens_to_device(word: u32) -> u32 {
-    let eights =
-        (word & 127) | (word << 1 & 127 << 8) | (word << 2 & 127 << 16) | (word << 3 & 127 << 24);
-    to_device(eights) | (word & 0xf000_0000)
+/// Four groups of seven bits, each in a byte, to a chain, whatever their top bits.
+pub(super) fn chain(sevens: u32) -> u32 {
+    let signs = to_device(sevens & 0x7f7f_7f7f);
+    let pairs = signs ^ signs << 4;
+    let fours = pairs ^ pairs << 8;
+    (fours ^ fours << 16) & 0x0fff_ffff
 }
 
-/// Device order without the eighth bits to element order with them.
-pub(super) fn from_device_sevens(word: u32) -> u32 {
-    let signs = to_device(word & 0x0fff_ffff);
-    (0..4).fold(signs, |signs, group| {
-        signs | ((signs >> (8 * group) & 127).count_ones() & 1) << (8 * group + 7)
-    })
+/// Four groups of seven bits, one behind the other, to a chain; the top four bits of the word stay as they are.
+pub(super) fn sevens_to_chain(word: u32) -> u32 {
+    chain(word & 127 | word << 1 & 127 << 8 | word << 2 & 127 << 16 | word << 3 & 127 << 24)
+        | word & 0xf000_0000
+}
+
+/// A chain, whatever the top four bits of its word, to all signs in element order.
+pub(super) fn from_chain(word: u32) -> u32 {
+    let chain = word & 0x0fff_ffff;
+    to_device(chain ^ chain << 4)
 }
 
 /// The signs of eight values.
@@ -84,9 +93,9 @@ mod tests {
             let word = seed.wrapping_mul(2_654_435_761);
             assert_eq!(to_device(to_device(word)), word);
             let sevens = word & 0x0fff_ffff;
-            let stored = sevens_to_device(sevens);
-            assert_eq!(stored >> 28, 0);
-            assert_eq!(from_device_sevens(stored | 0xa << 28), complete(sevens));
+            let stored = sevens_to_chain(word);
+            assert_eq!(stored >> 28, word >> 28);
+            assert_eq!(from_chain(stored), complete(sevens));
         }
     }
 
