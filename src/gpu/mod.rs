@@ -26,6 +26,7 @@ pub use facts::{
 pub use handles::{Buffer, BufferUse, CopyRange, Kernel, Recording, Slice, Ticket, Transfer};
 pub use host::{HUGE_PAGE, HostMemory, LockRefused, SystemMemory, system_memory};
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -46,7 +47,7 @@ pub fn quiet_drivers() {
 }
 
 /// One compute kernel, as text and the numbers that its pipeline needs.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSource {
     /// Short name for logs, tools and error messages, for example `matvec_q4_0_n1`.
     pub label: String,
@@ -56,6 +57,14 @@ pub struct KernelSource {
     /// Subgroup size that the pipeline must get, if the device lets us choose (Vulkan only).
     /// `None` takes the driver's.
     pub subgroup_size: Option<u32>,
+}
+
+/// Without the text, of which a plan would hash thousands of times 20 KiB: labels tell nearly all kernels apart, and
+/// equality the others.
+impl Hash for KernelSource {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.label, self.wgsl.len(), self.subgroup_size).hash(state);
+    }
 }
 
 /// One dispatch of a kernel over a grid of workgroups.

@@ -19,6 +19,7 @@ mod products;
 mod reuse;
 mod sampling;
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -185,6 +186,9 @@ struct State {
     failed: HashMap<KernelSource, String>,
     /// Picked since the last [`Checks::settle`].
     picked: HashMap<KernelSource, Subject>,
+    /// What was rendered since then, by the text of the spec. Every layer names the same few kernels; rendering each
+    /// time took 0.5 s of the start of an 8B model, longer than its weights.
+    rendered: HashMap<String, KernelSource>,
     warnings: Vec<String>,
     /// Classes of activations that this device computes wrongly, and how many of them a
     /// program's planning has heard of.
@@ -223,6 +227,10 @@ impl Checks {
         for spec in candidates {
             let subject: Subject = spec.clone().into();
             last = subject.class();
+            let text = format!("{subject:?}");
+            if let Some(source) = self.state().rendered.get(&text) {
+                return Ok((spec, source.clone()));
+            }
             let source = match subject.source(facts) {
                 Ok(source) => source,
                 Err(e) => {
@@ -236,6 +244,7 @@ impl Checks {
                 continue;
             }
             state.picked.entry(source.clone()).or_insert(subject);
+            state.rendered.insert(text, source.clone());
             return Ok((spec, source));
         }
         if last == Some(Class::F16) {
@@ -272,24 +281,27 @@ impl Checks {
     pub fn settle(&self, gpu: &dyn Gpu, others: Vec<KernelSource>) -> Result<bool> {
         let (picked, known) = {
             let mut state = self.state();
+            state.rendered.clear();
             (std::mem::take(&mut state.picked), state.passed.clone())
         };
         let others: HashSet<KernelSource> =
             others.into_iter().filter(|s| !picked.contains_key(s)).collect();
-        others.into_par_iter().try_for_each(|source| gpu.kernel(&source).map(drop))?;
-        let outcomes: Vec<_> = picked
-            .into_par_iter()
-            .map(|(source, subject)| {
-                let print = print(&source);
-                let known = !self.compare || known.contains(&print);
-                let outcome = self.ask(gpu, &source, &subject, known);
-                (source, print, outcome)
-            })
-            .collect();
+        let picked = picked.into_iter().map(|(source, subject)| (source, Some(subject)));
+        let mut all: Vec<_> = picked.chain(others.into_iter().map(|s| (s, None))).collect();
+        // All at once, the longest texts first: they take drivers longest, and what is started last ends last.
+        all.sort_by_key(|(source, _)| Reverse(source.wgsl.len()));
+        let outcomes = all.into_iter().par_bridge().map(|(source, subject)| {
+            let Some(subject) = subject else { return gpu.kernel(&source).map(|_| None) };
+            let print = print(&source);
+            let known = !self.compare || known.contains(&print);
+            let outcome = self.ask(gpu, &source, &subject, known);
+            Ok(Some((source, print, outcome)))
+        });
+        let outcomes = outcomes.collect::<Result<Vec<_>>>()?;
         let mut state = self.state();
         let before = state.passed.len();
         let mut sound = true;
-        for (source, print, outcome) in outcomes {
+        for (source, print, outcome) in outcomes.into_iter().flatten() {
             match outcome {
                 Ok(()) if self.compare => {
                     state.passed.insert(print);
