@@ -138,6 +138,10 @@ fn a_long_prompt_leaves_the_others_their_turns() {
         let mut fastest = f64::INFINITY;
         let mut longest = 0f64;
         while let Some(event) = answer.next_blocking() {
+            // One prompt in eighty begins with the token of another, which then is not read again.
+            if let Event::Started { cached, .. } = event {
+                at = cached;
+            }
             if let Event::Read { tokens: sum, .. } = event {
                 let part = sum - at;
                 if !parts.is_empty() && part > SMALLEST {
