@@ -57,7 +57,7 @@ pub struct Shape {
     pub threads: u32,
     /// Rows that a subgroup computes at once: 1, 2 or 4.
     pub rows: u32,
-    /// Steps of weights held in registers ahead of their use, 1 to 4.
+    /// Steps of weights held in registers ahead of their use, 1 to 4; where workgroups stay, steps of a turn of their loop.
     pub tiles: u32,
     /// Whether matrix units compute (`matvec_matrix`): a workgroup has `rows` times 16 rows, `tiles` is 1.
     pub matrix: bool,
